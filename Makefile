@@ -15,7 +15,7 @@ RELEASE := -Dbuildtype=release -Dtests=disabled -Dprefix=$(PREFIX) $(if $(findst
 SANITIZE := $(DEV) -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 
 .NOTPARALLEL:
-.PHONY: help demo test test-gpu lint bench bench-gpu bench-torch bench-hosts bench-mpi bench-fetch bench-ucx bench-against docs asan tsan fuzz format install wheel clean
+.PHONY: help demo test test-gpu lint bench bench-gpu bench-torch bench-hosts bench-sources bench-mpi bench-fetch bench-ucx bench-against docs asan tsan fuzz format install wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,14 @@ bench-hosts: ## Measure between two hosts made of network namespaces (needs root
 	@scripts/install-deps build
 	@scripts/install-package build-python
 	@.venv/bin/python3 bench/compare_hosts.py
+
+bench-sources: ## Measure receives from several sources, and with a stuck receiver (needs root)
+	@scripts/install-deps python hosts
+	@scripts/make-venv python/requirements-build.txt tests/requirements-ucx.txt
+	@scripts/install-deps build ucx mpi
+	@scripts/configure build-release $(RELEASE)
+	@ninja -C build-release
+	@bench/compare_sources.py build-release
 
 bench-fetch: ## Measure `wherry fetch` against plain sockets and curl from nginx
 	@scripts/install-deps build files bench

@@ -42,7 +42,7 @@ FOLDER = TOP / "build-against"
 PAIRS = 15
 MEAN_LIMIT = 1.03
 ROW_LIMIT = 1.10
-REPEATS = "3"  # per process; their median is one sample
+REPEATS = "5"  # per process; their median is one sample
 TIMEOUT_S = 300  # per process
 
 OLD, NEW = "old", "new"
@@ -50,7 +50,7 @@ Seconds = dict[str, float]  # per step of a case
 
 
 class NotMeasured(Exception):
-    """A program failed."""
+    """A program failed or did not end in time."""
 
 
 # ---- statistics ----
@@ -146,8 +146,8 @@ def git(*arguments: str) -> str:
 
 
 def check_out(revision: str) -> Revision:
-    """The files of a commit in a folder of their own. No worktree: removing the folder removes it
-    all."""
+    """Puts the files of a commit into a folder of their own. It is not a git worktree, so removing
+    the folder removes everything."""
     try:
         commit = git("rev-parse", "--verify", "--quiet", revision + "^{commit}")
     except subprocess.CalledProcessError:
@@ -201,7 +201,8 @@ def build(revision: Revision) -> None:
 
 
 def run_program(command: list[str], environment: dict[str, str]) -> str:
-    """What a program printed. One that hangs is killed with all that it started."""
+    """Returns the output of a program. If it hangs, it is killed with all processes that it
+    started."""
     process = subprocess.Popen(
         command,
         env={**os.environ, **environment},
@@ -216,7 +217,7 @@ def run_program(command: list[str], environment: dict[str, str]) -> str:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         if isinstance(error, subprocess.TimeoutExpired):
-            raise NotMeasured(f"{command[0]} was not done after {TIMEOUT_S} s") from None
+            raise NotMeasured(f"{command[0]} did not end within {TIMEOUT_S} s") from None
         raise
     if process.returncode:
         last = errors.strip().splitlines()[-1:] or ["no message"]
@@ -225,12 +226,12 @@ def run_program(command: list[str], environment: dict[str, str]) -> str:
 
 
 def last_json(output: str) -> dict:
-    """The last line that is an object: launchers may print other lines."""
+    """Returns the last line that is a JSON object. Launchers may print other lines."""
     return json.loads([line for line in output.splitlines() if line.startswith("{")][-1])
 
 
 def ucx_environment() -> dict[str, str]:
-    """The libucp that pip installed, if it did, in place of the system's older one."""
+    """Selects the libucp that pip has installed, if any, instead of the system's older one."""
     for folder in sys.path:
         libraries = pathlib.Path(folder, "libucx", "lib")
         if (libraries / "libucp.so.0").exists():
@@ -243,10 +244,10 @@ def ucx_environment() -> dict[str, str]:
 
 @dataclasses.dataclass
 class Case:
-    """Something that one run of a program measures."""
+    """A set of steps that one run of a program measures."""
 
     name: str  # SUITE/CASE
-    estimate_s: float  # of one run, roughly
+    estimate_s: float  # estimated duration of one run
     has: Callable[[Revision], bool]
     measure: Callable[[Revision], Seconds]
 
@@ -404,7 +405,7 @@ SUITES = {
 
 
 def is_selected(name: str, patterns: list[str]) -> bool:
-    """A pattern is a suite, the name of a case, or the latter with wildcards."""
+    """True if a pattern is the suite or the name of a case. A name may have wildcards."""
     return not patterns or any(
         name.startswith(one + "/") or fnmatch.fnmatchcase(name, one) for one in patterns
     )
@@ -423,12 +424,12 @@ def measure_pair(case: Case, revisions: list[Revision], number: int) -> tuple[Se
         except NotMeasured:
             found[revision.label] = case.measure(
                 revision
-            )  # once more: a launcher may fail now and then
+            )  # try again: a launcher may fail now and then
     return found[revisions[0].label], found[revisions[1].label]
 
 
 class Progress:
-    """Says which pair is running and about how long the rest takes."""
+    """Prints which pair is running and about how long the rest will take."""
 
     def __init__(self, cases: list[Case], pairs: int) -> None:
         self.left = {case.name: 2 * pairs * case.estimate_s for case in cases}
@@ -458,7 +459,7 @@ def line(row: Row, limit: float) -> str:
 def compare(
     cases: list[Case], revisions: list[Revision], pairs: int, limit: float
 ) -> tuple[list[Row], dict[str, list[str]], list[str]]:
-    """All rows; those of one revision only; what failed."""
+    """Returns all rows, the names of those that only one revision has, and the failures."""
     rows: list[Row] = []
     single: dict[str, list[str]] = {OLD: [], NEW: []}
     failures: list[str] = []

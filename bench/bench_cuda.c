@@ -2,8 +2,8 @@
  * bench_cuda [REPEATS [MIB]]: measures GPU to GPU between two processes on one device and prints a
  * table. WHERRY_CUDA_LIBRARY names the driver, as for the library.
  *
- * Each case has its own pair of processes, so that the first transfer opens all memory and the GPU
- * memory taken is that of the case.
+ * Each case has its own pair of processes. So its first transfer has to open all memory, and the
+ * GPU memory that is measured belongs to this case alone.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 
 enum { REPEATS = 9, DEFAULT_MIB = 3072, SMALL_TENSORS = 20000, SMALL_BYTES = 4096, NAME_MAX_BYTES = 64 };
 
-/** Functions of the driver that the benchmark calls. */
+/** The functions of the CUDA driver that the benchmark calls. */
 typedef struct driver {
     int (*set)(uint64_t address, unsigned char value, size_t size);
     int (*read)(void *to, uint64_t from, size_t size);
@@ -27,10 +27,10 @@ typedef struct driver {
 typedef struct bench_case {
     const char *name;
     const char *lanes;
-    size_t small; /**< Number of tensors of SMALL_BYTES; 0: layers. */
+    size_t small; /**< Number of tensors of SMALL_BYTES; 0 for layers of a model. */
     uint32_t flags;
-    double least_gb_s;   /**< Of the data phase; 0: any. */
-    double most_call_ms; /**< Of the whole call; 0: any. */
+    double least_gb_s;   /**< Minimum rate of the data phase; 0 if there is no bound. */
+    double most_call_ms; /**< Maximum duration of the whole call; 0 if there is no bound. */
 } bench_case;
 
 static const bench_case cases[] = {
@@ -58,7 +58,7 @@ static driver find_driver(void) {
     driver found = {0};
     void *context = NULL;
     if (!library) {
-        bench_die("there is no driver of CUDA: %s", dlerror());
+        bench_die("cannot load the CUDA driver: %s", dlerror());
     }
     *(void **)&init = dlsym(library, "cuInit");
     *(void **)&retain = dlsym(library, "cuDevicePrimaryCtxRetain");
@@ -70,14 +70,14 @@ static driver find_driver(void) {
     *(void **)&found.info = dlsym(library, "cuMemGetInfo_v2");
     if (!init || !retain || !set_current || !found.set || !found.read || !found.copy || !found.synchronize ||
         !found.info || init(0) != 0 || retain(&context, 0) != 0 || set_current(context) != 0) {
-        bench_die("the driver of CUDA does not do what is needed here");
+        bench_die("the CUDA driver lacks a function, or cannot be initialized");
     }
     return found;
 }
 
 /* ---- states ---- */
 
-/** Device memory, one allocation per tensor. */
+/** Adds a tensor with its own allocation of device memory. */
 static void add(wherry_value *state, const char *name, int64_t rows, int64_t columns, uint64_t element) {
     int64_t shape[] = {rows, columns};
     wherry_error error;
@@ -93,7 +93,7 @@ static void add(wherry_value *state, const char *name, int64_t rows, int64_t col
     wherry_storage_unref(storage);
 }
 
-/** Layers of a language model of 7 billion parameters, up to `mib` MiB. */
+/** Adds layers of a language model with 7 billion parameters, up to `mib` MiB. */
 static void add_layers(wherry_value *state, uint64_t mib) {
     static const int64_t shapes[][2] = {{4096, 4096},  {4096, 4096},  {4096, 4096}, {4096, 4096}, {11008, 4096},
                                         {11008, 4096}, {4096, 11008}, {4096, 1},    {4096, 1}};
@@ -108,7 +108,7 @@ static void add_layers(wherry_value *state, uint64_t mib) {
     }
 }
 
-/** Small tensors share a few allocations, as with the allocator of a framework. */
+/** Adds small tensors. They share a few allocations, as with the allocator of a framework. */
 static void add_small(wherry_value *state, size_t count) {
     enum { TOGETHER = 512 };
     wherry_error error;
@@ -119,7 +119,7 @@ static void add_small(wherry_value *state, size_t count) {
         wherry_storage *storage;
         wherry_value *value;
         int64_t size = SMALL_BYTES;
-        if (i % TOGETHER == 0) { /* never freed: the process ends soon */
+        if (i % TOGETHER == 0) { /* the block is never freed, because the process ends soon */
             bench_check(wherry_storage_allocate((uint64_t)TOGETHER * SMALL_BYTES, device, &block, &error), &error);
         }
         char *data = (char *)wherry_storage_data(block) + i % TOGETHER * SMALL_BYTES;
@@ -148,12 +148,12 @@ static uint64_t visit(const driver *cuda, const wherry_value *state, bool fill, 
             result = cuda->read(found, at, 1) || cuda->read(found + 1, at + size - 1, 1);
         }
         if (result != 0 || (!fill && (found[0] != expected || found[1] != expected))) {
-            bench_die("tensor %zu: %s", i, result ? "the driver fails" : "it does not hold what was sent");
+            bench_die("tensor %zu: %s", i, result ? "the CUDA driver failed" : "it has other bytes than were sent");
         }
         bytes += size;
     }
     if (cuda->synchronize() != 0) {
-        bench_die("the driver fails");
+        bench_die("the CUDA driver failed");
     }
     return bytes;
 }
@@ -211,7 +211,8 @@ static void play(bench_world *world, int32_t rank, void *context) {
     bench_check(wherry_transport_create(group, NULL, &transport, &error), &error);
     bench_gate(world);
     int64_t before = free_bytes(&cuda);
-    for (int repeat = 0; repeat <= own->repeats; repeat++) { /* the first one opens and pins */
+    /* The first repeat opens and pins memory. */
+    for (int repeat = 0; repeat <= own->repeats; repeat++) {
         transfer(world, own, rank, transport, state, repeat);
     }
     world->notes[0].growth[rank] = before - free_bytes(&cuda);
@@ -224,7 +225,7 @@ static void play(bench_world *world, int32_t rank, void *context) {
 
 /* ---- the table ---- */
 
-/** @return false if the case is slower than its bounds. */
+/** Prints the row of a case. @return false if the case is slower than its bounds. */
 static bool print_row(const run *own, bench_world *world) {
     double data[BENCH_REPEATS_MAX];
     double calls[BENCH_REPEATS_MAX];

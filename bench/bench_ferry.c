@@ -1,7 +1,7 @@
 /*
  * bench_ferry CASE REPEATS: transfers a state between processes repeatedly, alternating with a
  * reference. Prints a line of JSON: the seconds per repeat and per phase, and the extra memory of
- * the first call. The first round is a warm-up; its data is checked.
+ * the first call. The first round is a warm-up. Its data is checked.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -19,26 +19,28 @@
 
 typedef enum step_kind {
     STEP_NONE,
-    FERRY,       /**< Into the receiver's state. */
-    FERRY_NEW,   /**< Into new memory. */
-    READ,        /**< process_vm_readv by two threads. */
-    READ_NEW,    /**< The same into new memory. */
-    PLAIN,       /**< Plain sockets. */
-    ROUND_TRIPS, /**< One byte and back. */
+    FERRY,       /**< A transfer in place. */
+    FERRY_NEW,   /**< A transfer into new memory. */
+    READ,        /**< Two threads read with process_vm_readv. */
+    READ_NEW,    /**< The same as READ, but into new memory. */
+    PLAIN,       /**< The bytes go over plain sockets. */
+    ROUND_TRIPS, /**< Round trips of one byte. */
 } step_kind;
 
 /** One measurement. */
 typedef struct step {
     step_kind kind;
     const char *name;
-    size_t state;      /**< Index of the state. */
-    int calls;         /**< Calls per figure, if one is too short; 0: one. */
-    const char *lanes; /**< As wherry_transfer_options.lanes. */
+    size_t state; /**< Index of the state. */
+    /** Number of calls that are measured together, if one is too short; 0 means one. */
+    int calls;
+    const char *lanes; /**< Same as wherry_transfer_options.lanes. */
     wherry_verify verify;
 } step;
 
 /**
- * Measurements in one set of processes. A transfer comes first, so that it sees untouched memory.
+ * The measurements in one set of processes. The first one is a transfer, so that its memory is
+ * untouched before.
  */
 typedef struct bench_case {
     const char *name;
@@ -123,7 +125,7 @@ typedef struct run {
     wherry_group *group;
     wherry_transport *transport;
     bench_state states[BENCH_STATES_MAX];
-    bench_reads reads[BENCH_STATES_MAX]; /**< Of the first receiver, if a step needs them. */
+    bench_reads reads[BENCH_STATES_MAX]; /**< For the first receiver, if a step needs them. */
 } run;
 
 /* ---- the steps ---- */
@@ -142,7 +144,7 @@ static void send_once(run *own, const step *what, const wherry_transfer_options 
     *stats = outcomes[0].stats;
 }
 
-/** @return the state; the caller owns it. */
+/** Receives once. @return the state, owned by the caller. */
 static wherry_value *receive_once(run *own, const step *what, wherry_transfer_options *options, wherry_stats *stats) {
     wherry_error error;
     wherry_value *state;
@@ -186,7 +188,7 @@ static double ferry(run *own, const step *what, bool first, wherry_stats *stats,
     return seconds;
 }
 
-/** Seconds until the last receiver had finished. */
+/** The seconds until the last receiver had finished. */
 static double until_the_last(const run *own) {
     const bench_world *world = own->world;
     double begin = world->begin[1];
@@ -213,7 +215,7 @@ static double ferry_step(run *own, const step *what, int repeat) {
     return own->what->receivers > 1 ? until_the_last(own) : sum / calls;
 }
 
-/** A step of the source and the first receiver only; the others wait. */
+/** Runs a step that only the source and the first receiver take part in. The others wait. */
 static double other_step(run *own, const step *what) {
     const bench_state *state = own->states + what->state;
     double seconds = 0;
@@ -257,7 +259,10 @@ static void set_up(run *own) {
     bench_gate(own->world);
 }
 
-/** Called after the first transfer, whose extra memory would otherwise not be seen. */
+/**
+ * Prepares the reads of a step. Called after the first transfer, because it would hide the extra
+ * memory of that transfer.
+ */
 static void make_reads(run *own, const step *what) {
     if (own->rank == 1 && (what->kind == READ || what->kind == READ_NEW) && !own->reads[what->state].source) {
         own->reads[what->state] = bench_reads_create(own->world, what->state, own->states + what->state);
@@ -304,7 +309,7 @@ static void choose_address(run *own) {
     snprintf(own->address, sizeof(own->address), "tcp://127.0.0.1:%u", (unsigned)ntohs(address.sin_port));
 }
 
-/** Prints one figure per repeat; they are `apart` bytes apart. */
+/** Prints one number per repeat. The numbers are `apart` bytes apart in memory. */
 static void print_list(const char *name, const double *first, size_t apart, int count) {
     printf("\"%s\": [", name);
     for (int i = 0; i < count; i++) {

@@ -1,6 +1,6 @@
 /*
  * bench_file FROM TO CONNECTIONS: copies a file over plain TCP sockets, with one thread at each end
- * of each connection, and prints the seconds. The reference for `wherry fetch`.
+ * of each connection, and prints the seconds. It is the reference for `wherry fetch`.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -19,11 +19,11 @@
 
 enum { PIECE = 1 << 20 };
 
-/** One end of a connection: its part of the file. */
+/** One end of a connection, and its part of the file. */
 typedef struct end {
     int socket;
     int file;
-    const char *from; /**< The sender's mapping. */
+    const char *from; /**< The mapped file at the sender. */
     uint64_t begin;
     uint64_t length;
 } end;
@@ -34,7 +34,7 @@ static void *send_part(void *context) {
         uint64_t size = own->length - at < PIECE ? own->length - at : PIECE;
         ssize_t sent = write(own->socket, own->from + own->begin + at, size);
         if (sent <= 0) {
-            bench_die("a socket: %s", strerror(errno));
+            bench_die("a socket failed: %s", strerror(errno));
         }
         at += (uint64_t)sent;
     }
@@ -47,7 +47,7 @@ static void *receive_part(void *context) {
     for (uint64_t at = 0; at < own->length;) {
         ssize_t got = read(own->socket, buffer, PIECE);
         if (got <= 0 || pwrite(own->file, buffer, (size_t)got, (off_t)(own->begin + at)) != got) {
-            bench_die("a socket or the file: %s", strerror(errno));
+            bench_die("a socket or the file failed: %s", strerror(errno));
         }
         at += (uint64_t)got;
     }
@@ -80,12 +80,12 @@ static void play(bench_world *world, int32_t rank, void *context) {
     int source = open(t->from, O_RDONLY | O_CLOEXEC);
     int target = rank == 1 ? open(t->to, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
     if (source < 0 || fstat(source, &info) != 0 || (rank == 1 && target < 0)) {
-        bench_die("a file cannot be opened: %s", strerror(errno));
+        bench_die("cannot open a file: %s", strerror(errno));
     }
     uint64_t size = (uint64_t)info.st_size;
     const char *bytes = mmap(NULL, size, PROT_READ, MAP_SHARED, source, 0);
     if (bytes == MAP_FAILED) {
-        bench_die("%s cannot be mapped: %s", t->from, strerror(errno));
+        bench_die("cannot map %s: %s", t->from, strerror(errno));
     }
     for (uint32_t i = 0; i < t->connections; i++) {
         uint64_t begin = size * i / t->connections;

@@ -27,7 +27,7 @@ static void must(bool good, const char *what) {
     }
 }
 
-/** A sparse safetensors file. */
+/** Creates a sparse safetensors file. */
 static void make_sparse(const char *path, uint64_t total, size_t tensors) {
     uint64_t each = total / tensors;
     char *header = malloc(tensors * NAME_BYTES);
@@ -61,14 +61,14 @@ static double open_seconds(const char *path) {
     return seconds;
 }
 
-/** Peak memory, in MiB, of a process that only opens a file. */
+/** Measures the peak memory, in MiB, of a process that only opens a file. */
 static double open_memory(const char *path) {
     int ends[2];
     double peak = 0;
     must(pipe(ends) == 0, "pipe");
     pid_t child = fork();
     if (child == 0) {
-        bool cleared = bench_memory_mark() >= 0; /* do not count the parent's memory */
+        bool cleared = bench_memory_mark() >= 0; /* do not count memory inherited from the parent */
         open_seconds(path);
         peak = cleared ? (double)bench_memory_peak() / (1 << 20) : 0;
         _exit(write(ends[1], &peak, sizeof(peak)) == (ssize_t)sizeof(peak) ? 0 : 1);

@@ -1,4 +1,4 @@
-/* The references that Wherry is measured against: the same bytes, moved in the simplest way. */
+/* The references that Wherry is compared with: the same bytes, moved in the simplest way. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 enum { THREADS = 2, PIECE = 4 << 20 };
 
-/** What one call reads. */
+/** The pieces that one call reads. */
 typedef struct bench_batch {
     size_t first;
     size_t count;
@@ -24,7 +24,7 @@ static size_t least(size_t a, size_t b) {
 
 /* ---- threads ---- */
 
-/** One of the threads that share some work, and when it worked. */
+/** One of the threads that share the work, and when it began and ended. */
 typedef struct lap {
     void (*work)(void *context);
     void *context;
@@ -40,7 +40,7 @@ static void *run_lap(void *context) {
     return NULL;
 }
 
-/** Runs work on all threads. @return seconds from the first start to the last end. */
+/** Runs work on all threads. @return the seconds from the first start to the last end. */
 static double run_laps(void (*work)(void *context), void *context) {
     lap laps[THREADS];
     pthread_t threads[THREADS];
@@ -68,7 +68,7 @@ static struct iovec *fetch_table(const bench_world *world, size_t number, size_t
     struct iovec local = {table, count * sizeof(*table)};
     if (remote.iov_len != local.iov_len ||
         process_vm_readv(world->source, &local, 1, &remote, 1, 0) != (ssize_t)local.iov_len) {
-        bench_die("cannot read the source's memory, which is what to measure against: %s", strerror(errno));
+        bench_die("cannot read the memory of the source, which is the reference: %s", strerror(errno));
     }
     return table;
 }
@@ -136,7 +136,7 @@ static void read_batches(void *context) {
         }
         if (process_vm_readv(reads->source, local, batch->count, reads->remote + batch->first, batch->count, 0) !=
             (ssize_t)batch->bytes) {
-            bench_die("process_vm_readv: %s", strerror(errno));
+            bench_die("process_vm_readv failed: %s", strerror(errno));
         }
     }
 }
@@ -215,7 +215,7 @@ static void move_piece(const stream *own, char *bytes, size_t size) {
     while (size > 0) {
         ssize_t moved = own->write ? write(own->socket, bytes, size) : read(own->socket, bytes, size);
         if (moved <= 0) {
-            bench_die("a plain socket: %s", moved ? strerror(errno) : "the other side has closed it");
+            bench_die("a plain socket failed: %s", moved ? strerror(errno) : "the other side has closed it");
         }
         bytes += moved;
         size -= (size_t)moved;
@@ -242,7 +242,7 @@ void bench_plain(const bench_world *world, const bench_state *state, bool write)
     stream streams[BENCH_STREAMS_MAX];
     uint32_t count = world->connections;
     if (count < 1 || count > BENCH_STREAMS_MAX) {
-        bench_die("%u connections are not 1 to %d", (unsigned)count, BENCH_STREAMS_MAX);
+        bench_die("%u connections; the number must be 1 to %d", (unsigned)count, BENCH_STREAMS_MAX);
     }
     for (uint32_t i = 0; i < count; i++) {
         streams[i] = (stream){world->streams[i][write ? 0 : 1], i, count, write, state};
@@ -260,7 +260,7 @@ void bench_plain(const bench_world *world, const bench_state *state, bool write)
 static void pass(int socket, bool receive) {
     char byte = 0;
     if ((receive ? read(socket, &byte, 1) : write(socket, &byte, 1)) != 1) {
-        bench_die("a round trip: %s", strerror(errno));
+        bench_die("a round trip failed: %s", strerror(errno));
     }
 }
 

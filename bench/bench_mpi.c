@@ -1,8 +1,8 @@
 /*
  * mpirun -n 2 bench_mpi PAGES REPEATS: transfers states between two ranks of MPI, alternating with
  * plain MPI_Send and MPI_Recv of one buffer. PAGES is the kind of memory: "small" pages, as malloc
- * gives them, or "huge" ones. Rank 1, the receiver, prints a line of JSON with the seconds of each
- * repeat. The first round is a warm-up; its data is checked.
+ * provides them, or "huge" pages. Rank 1, the receiver, prints a line of JSON with the seconds of
+ * each repeat. The first round is a warm-up. Its data is checked.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,11 +31,11 @@ static void check(wherry_status status) {
     }
 }
 
-/** Memory on the chosen kind of pages, with every byte written. */
+/** Allocates memory on the chosen kind of pages and writes every byte. */
 static char *new_memory(size_t bytes) {
     char *memory = bytes >= HUGE_PAGE ? aligned_alloc(HUGE_PAGE, bytes) : malloc(bytes);
     if (!memory) {
-        fprintf(stderr, "no memory\n");
+        fprintf(stderr, "out of memory\n");
         MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
         exit(EXIT_FAILURE);
     }
@@ -46,7 +46,7 @@ static char *new_memory(size_t bytes) {
     return memory;
 }
 
-/** Tensors over memory of the program. */
+/** Creates a state of tensors in memory of the program. */
 static wherry_value *new_state(int tensors, size_t bytes) {
     wherry_value *state;
     check(wherry_dict_create(&state, &error));
@@ -70,7 +70,7 @@ static wherry_status give_target(void *context, const wherry_value **target_p) {
     return WHERRY_OK;
 }
 
-/** So that a comparison afterwards sees only received data. */
+/** Clears a state, so that a comparison afterwards sees only received data. */
 static void clear(const wherry_value *state) {
     for (size_t i = 0; i < wherry_dict_count(state); i++) {
         const wherry_storage *storage = wherry_tensor_get(wherry_dict_at(state, i))->storage;
@@ -92,8 +92,8 @@ static void compare(const wherry_value *state) {
 /** One measurement. */
 typedef struct step {
     const char *name;
-    bool small;        /**< 20,000 tensors of 4 KiB, else 16 of 64 MiB. */
-    const char *lanes; /**< NULL: plain MPI. */
+    bool small;        /**< True for 20,000 tensors of 4 KiB; false for 16 tensors of 64 MiB. */
+    const char *lanes; /**< NULL for plain MPI. */
     wherry_verify verify;
 } step;
 
@@ -135,14 +135,17 @@ static void send_plainly(void) {
     }
 }
 
-/** Starts both ranks at the same moment of their common clock. */
+/** Starts both ranks at the same time of their common clock. */
 static void begin_together(void) {
     struct timespec moment = bench_moment();
     MPI_Bcast(&moment, sizeof(moment), MPI_BYTE, 0, MPI_COMM_WORLD);
     bench_begin_at(moment, rank);
 }
 
-/** @return seconds of the receiver's call, which starts together with the source's. */
+/**
+ * Measures one step. @return the seconds of the receiver's call, which starts together with the
+ * source's call.
+ */
 static double measure(wherry_transport *transport, const step *one, wherry_value *state, wherry_stats *receiver) {
     MPI_Barrier(MPI_COMM_WORLD);
     begin_together();
@@ -220,7 +223,7 @@ int main(int argc, char **argv) {
             }
         }
     }
-    if (rank == 1) { /* figures are the receiver's */
+    if (rank == 1) { /* the receiver has the results */
         print_results(repeats);
     }
     wherry_transport_destroy(transport);

@@ -1,5 +1,5 @@
 /**
- * @file bench_start.h  Starts the ranks of a benchmark on one host at the same moment, on different
+ * @file bench_start.h  Starts the ranks of a benchmark on one host at the same time, on different
  * processors.
  */
 #ifndef BENCH_START_H
@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <time.h>
 
-/** A moment far enough ahead for every rank to learn it. */
+/** A time that is far enough in the future for every rank to learn it. */
 static inline struct timespec bench_moment(void) {
     enum { PAUSE_NS = 5000000, SECOND_NS = 1000000000 };
     struct timespec moment;
@@ -22,8 +22,8 @@ static inline struct timespec bench_moment(void) {
 }
 
 /**
- * Pins the calling thread to one of its processors, a different one per rank. @return false if that
- * is not possible.
+ * Pins the calling thread to a processor that no other rank uses. @return false if that is not
+ * possible.
  */
 static inline bool bench_keep_apart(int rank, const cpu_set_t *allowed) {
     int count = CPU_COUNT(allowed);
@@ -40,9 +40,9 @@ static inline bool bench_keep_apart(int rank, const cpu_set_t *allowed) {
 }
 
 /**
- * Sleeps until a moment that all ranks know, and wakes on a different processor than the others.
- * Then it is no longer pinned. Without this, ranks that leave a barrier are sometimes on the same
- * processor, and one of them starts milliseconds late.
+ * Sleeps until a time that all ranks know. The thread wakes on a different processor than the other
+ * ranks. Then it is no longer pinned. Without this, ranks that leave a barrier are sometimes on the
+ * same processor, and one of them starts milliseconds late.
  */
 static inline void bench_begin_at(struct timespec moment, int rank) {
     cpu_set_t before;

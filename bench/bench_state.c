@@ -5,7 +5,10 @@
 
 #include "bench.h"
 
-/** The content of a tensor, derived from its index, so that swapped tensors are noticed. */
+/**
+ * The content of a tensor. It depends on the number of the tensor, so that swapped tensors are
+ * noticed.
+ */
 static int pattern(size_t number) {
     return (int)(number % 251 + 1);
 }
@@ -13,7 +16,7 @@ static int pattern(size_t number) {
 static struct iovec extent_of(const wherry_value *value) {
     const wherry_tensor *tensor = wherry_tensor_get(value);
     if (!tensor) {
-        bench_die("the state has a value that is no tensor");
+        bench_die("the state has a value that is not a tensor");
     }
     return (struct iovec){wherry_storage_data(tensor->storage), wherry_storage_nbytes(tensor->storage)};
 }
@@ -100,7 +103,7 @@ void bench_state_check(const wherry_value *value) {
         const unsigned char *bytes = extent.iov_base;
         if (bytes[0] != pattern(i) || bytes[extent.iov_len / 2] != pattern(i) ||
             bytes[extent.iov_len - 1] != pattern(i)) {
-            bench_die("tensor %zu of the received state has not the source's bytes", i);
+            bench_die("tensor %zu of the received state does not have the source's bytes", i);
         }
     }
 }

@@ -1,9 +1,9 @@
 /*
- * bench_ucx PAGES TENSORS BYTES REPEATS: transfers a state between two processes over the lane
- * `ucx`, alternating with plain UCX: tagged and active messages, with one and with two threads.
- * PAGES is the memory of long tensors: "small" pages, as malloc gives them, or "huge" ones, as
- * wherry_storage_allocate does. Prints a line of JSON with the seconds of each repeat. UCX_TLS
- * applies to both. The first round is a warm-up; its data is checked.
+ * bench_ucx PAGES TENSORS BYTES REPEATS: transfers a state between two processes over the
+ * ucx lane, alternating with plain UCX: tagged and active messages, with one and with two threads.
+ * PAGES is the memory of long tensors: "small" pages, as malloc provides them, or "huge" pages, as
+ * wherry_storage_allocate provides them. Prints a line of JSON with the seconds of each repeat.
+ * UCX_TLS applies to both. The first round is a warm-up. Its data is checked.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ enum { STEPS = 6 };
 
 typedef struct step {
     const char *name;
-    int threads; /**< 0: the lane. */
+    int threads; /**< Number of threads of plain UCX; 0 for the lane. */
     plain_api api;
     wherry_verify verify;
 } step;
@@ -28,7 +28,7 @@ static const step steps[STEPS] = {
     {.name = "am 2", .threads = 2, .api = PLAIN_AM},   {.name = "verified", .verify = WHERRY_VERIFY_ON},
 };
 
-/** Shared by both processes, besides the world. */
+/** Memory that both processes share, in addition to the world. */
 typedef struct board {
     plain_meeting meeting;
     double seconds[STEPS][BENCH_REPEATS_MAX];
@@ -45,13 +45,13 @@ typedef struct run {
     bench_state state;
 } run;
 
-/** A state whose memory is untouched. */
+/** Creates a state whose memory is untouched. */
 static bench_state create_state(const run *own) {
     bench_state state = bench_state_uniform(own->tensors, own->bytes);
     for (size_t i = 0; i < state.count && own->bytes >= BENCH_HUGE_PAGE; i++) {
         if (madvise(state.extents[i].iov_base, state.extents[i].iov_len, own->huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE) !=
             0) {
-            bench_die("the system does not let a program choose its pages");
+            bench_die("the system does not let a program choose the size of its pages");
         }
     }
     return state;

@@ -7,7 +7,7 @@
 
 enum { AM_ID = 3, SPINS = 1000 };
 
-/** State of one thread. */
+/** The state of one thread. */
 typedef struct place {
     ucp_context_h context;
     ucp_worker_h worker;
@@ -15,9 +15,9 @@ typedef struct place {
     bool source;
     const bench_state *state;
     plain_api api;
-    size_t first; /**< Its first extent. */
-    size_t step;  /**< Distance to its next extent. */
-    size_t left;  /**< Operations in progress. */
+    size_t first; /**< Number of its first extent. */
+    size_t step;  /**< Distance from each of its extents to the next. */
+    size_t left;  /**< Number of operations in progress. */
 } place;
 
 struct plain_ucx {
@@ -48,7 +48,7 @@ static void note_am_received(void *request, ucs_status_t status, size_t length, 
     note_sent(request, status, argument);
 }
 
-/** Notes the result of a call; NULL means that it is complete. */
+/** Records the result of a call. NULL means that the operation is already complete. */
 static void note_begun(place *own, ucs_status_ptr_t answer) {
     if (UCS_PTR_IS_ERR(answer)) {
         check(UCS_PTR_STATUS(answer), "beginning");
@@ -163,7 +163,7 @@ plain_ucx *plain_create(bench_world *world, plain_meeting *meeting, bool source)
         open_place(own);
         check(ucp_worker_get_address(own->worker, &address, &meeting->sizes[source][i]), "asking for an address");
         if (meeting->sizes[source][i] > PLAIN_ADDRESS_MAX) {
-            bench_die("plain UCX: an address of %zu bytes", meeting->sizes[source][i]);
+            bench_die("plain UCX: the address of a worker has %zu bytes, which is too long", meeting->sizes[source][i]);
         }
         memcpy(meeting->addresses[source][i], address, meeting->sizes[source][i]);
         ucp_worker_release_address(own->worker, address);

@@ -1,4 +1,4 @@
-/** @file bench_ucx_plain.h  A program that uses UCX directly: the reference for the lane `ucx`. */
+/** @file bench_ucx_plain.h  Transfers that use UCX directly: the reference for the ucx lane. */
 #ifndef BENCH_UCX_PLAIN_H
 #define BENCH_UCX_PLAIN_H
 
@@ -20,8 +20,8 @@ typedef struct plain_ucx plain_ucx;
 plain_ucx *plain_create(bench_world *world, plain_meeting *meeting, bool source);
 
 /**
- * Moves the extents with one worker per thread. Posts all operations at once. Returns when this
- * side is complete.
+ * Moves the extents with one worker per thread. All operations are posted at once. Returns when
+ * this side has completed them.
  */
 void plain_run(plain_ucx *ucx, const bench_state *state, plain_api api, int threads);
 

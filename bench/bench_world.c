@@ -18,7 +18,7 @@
 #include "bench.h"
 #include "bench_start.h"
 
-/** A process that takes longer than this hangs. */
+/** A process that takes longer than this counts as hanging. */
 enum { PATIENCE_S = 240 };
 
 double bench_now(void) {
@@ -45,7 +45,7 @@ void bench_check(wherry_status status, const wherry_error *error) {
 void *bench_alloc(size_t count, size_t size) {
     void *memory = calloc(count ? count : 1, size);
     if (!memory) {
-        bench_die("no memory for %zu times %zu bytes", count, size);
+        bench_die("out of memory for %zu times %zu bytes", count, size);
     }
     return memory;
 }
@@ -177,7 +177,7 @@ void bench_gate(bench_world *world) {
 
 void bench_line_up(bench_world *world) {
     int arrival = pthread_barrier_wait(&world->gate);
-    if (arrival == PTHREAD_BARRIER_SERIAL_THREAD) { /* exactly one rank */
+    if (arrival == PTHREAD_BARRIER_SERIAL_THREAD) { /* true for exactly one rank */
         world->moment = bench_moment();
     }
     bench_gate(world);

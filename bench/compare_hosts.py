@@ -21,7 +21,7 @@ import time
 
 import torch
 
-sys.dont_write_bytecode = True  # the source tree stays as it is
+sys.dont_write_bytecode = True  # keep the source tree clean
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [
     str(HERE),
@@ -39,7 +39,7 @@ GIB, MIB = 1 << 30, 1 << 20
 REPEATS = 3
 MBIT = 1000
 LINE = MBIT * 1e6 / 8
-BOUND = 0.90  # least share of the line
+BOUND = 0.90  # minimum share of the line
 PORT = 29700
 PLAIN = "plain"
 LANES = ("stream", "ucx")
@@ -77,7 +77,7 @@ SIZES = {"1 GiB": GIB, "256 MiB": 256 * MIB}
 
 
 def plain(rank: int, place: str, data: torch.Tensor) -> None:
-    """Without a library: one connection, the bytes, and one byte as the confirmation."""
+    """Moves the data without Wherry: one connection, the bytes, and one byte as confirmation."""
     view = memoryview(data.numpy()).cast("B")
     if rank == 0:
         with socket.create_server((place, PORT)) as listener:
@@ -102,7 +102,7 @@ def plain(rank: int, place: str, data: torch.Tensor) -> None:
 
 
 def rank_body(modes: list[str], sizes: list[int], repeats: int, place: str) -> list[list[float]]:
-    """Seconds per mode and size, of each repeat. All modes and sizes take turns."""
+    """Returns the seconds of each repeat, per mode and size. All modes and sizes take turns."""
     results: list[list[float]] = [[] for _ in modes for _ in sizes]
     number = 0
     with wherry.Group.join("env://", 60) as group:
@@ -127,7 +127,7 @@ def rank_body(modes: list[str], sizes: list[int], repeats: int, place: str) -> l
 
 
 def measure(link: Link, modes: list[str], sizes: list[int], repeats: int) -> list[list[float]]:
-    """Seconds at the receiver, per mode and, within it, per size."""
+    """Returns the seconds at the receiver, per mode and then per size."""
     with hosts.World(2, rate_mbit=MBIT, delay_ms=link.delay_ms) as world:
         with launch.job(2, hosts=world.hosts, env=world.environment()) as job:
             seconds = (len(modes) * sum(sizes) * repeats / LINE) * 4 + 60
@@ -198,7 +198,7 @@ def main() -> int:
     parser.add_argument(
         "--ours", action="store_true", help="with --only: Wherry alone; prints its seconds as JSON"
     )
-    parser.add_argument("--size", choices=SIZES, default="256 MiB", help="with --ours: how much")
+    parser.add_argument("--size", choices=SIZES, default="256 MiB", help="with --ours: state size")
     parser.add_argument(
         "--wait",
         type=float,

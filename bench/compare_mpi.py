@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 
-sys.dont_write_bytecode = True  # the source tree stays as it is
+sys.dont_write_bytecode = True  # keep the source tree clean
 import report  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -33,7 +33,7 @@ huge pages, as `wherry_storage_allocate` gives them. The tensors of 4 KiB come f
 
 
 def measure(build: pathlib.Path, flavour: str, pages: str, repeats: int) -> dict:
-    """What rank 1 printed, a line of JSON among whatever MPI says."""
+    """Returns the line of JSON that rank 1 prints. MPI may print other lines."""
     launcher = shutil.which(f"mpirun.{flavour}") or "mpirun"
     program = build / "bench" / f"bench_mpi_{flavour}"
     command = [

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint._pg_transport import PGTransport as TorchTransport
 
-sys.dont_write_bytecode = True  # the source tree stays as it is
+sys.dont_write_bytecode = True  # keep the source tree clean
 import report  # noqa: E402
 import torch_chart  # noqa: E402
 
@@ -55,7 +55,7 @@ def sixteen() -> State:
 
 
 def seven_b(device: str = "cpu", layers: int = 8) -> State:
-    """Layers of a model of 7 billion parameters, in bf16: eight are about 3 GiB."""
+    """Layers of a model with 7 billion parameters, in bf16. Eight layers have about 3 GiB."""
     shapes = {
         "q": (4096, 4096), "k": (4096, 4096), "v": (4096, 4096), "o": (4096, 4096),
         "gate": (11008, 4096), "up": (11008, 4096), "down": (4096, 11008), "norm1": (4096,), "norm2": (4096,),
@@ -81,7 +81,7 @@ def views() -> State:
 class Case:
     label: str
     make: Callable[[], State]
-    bound: float  # the least speed-up
+    bound: float  # the minimum speed-up
     receivers: int = 1
     in_place: bool = True
     lanes: str | None = None
@@ -161,7 +161,7 @@ class Rank:
         else:
             transport.send_checkpoint(self.ranks, self.state)
         seconds = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)  # so that all check after the last has finished
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)  # no rank checks before all have finished
         if self.rank and (
             sums(received) != self.expected or (thorough and not parts_are_right(received))
         ):

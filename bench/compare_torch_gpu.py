@@ -2,7 +2,7 @@
 """Compares torch's PGTransport over gloo with Wherry's drop-in replacement, for tensors on one GPU.
 Both run in two processes and alternate, with the same data, which is checked.
 
-Torch's class delivers the state to the receiver's host memory, since gloo does not move device
+Torch's class delivers the state to the receiver's host memory, because gloo does not move device
 memory. The copy to the GPU that a program then needs is not counted.
 
 compare_torch_gpu.py [--only CASE] [--quick] [--device cpu] prints a table and writes
@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint._pg_transport import PGTransport as TorchTransport
 
-sys.dont_write_bytecode = True  # the source tree stays as it is
+sys.dont_write_bytecode = True  # keep the source tree clean
 import compare_torch  # noqa: E402
 import report  # noqa: E402
 from compare_torch import State, pattern, words  # noqa: E402
@@ -55,8 +55,8 @@ def seven_b(device: str) -> State:
 class Case:
     label: str
     make: Callable[[str], State]
-    times: float | None = None  # least speed-up of the whole call
-    rate: float | None = None  # least GB/s of the data phase
+    times: float | None = None  # minimum speed-up of the whole call
+    rate: float | None = None  # minimum GB/s of the data phase
     in_place: bool = True
     options: dict[str, object] = dataclasses.field(default_factory=dict)
 
@@ -201,7 +201,7 @@ def main() -> int:
     parser.add_argument("--only", choices=CASES, help="run only this case; writes nothing")
     parser.add_argument("--quick", action="store_true", help="fewer repeats; writes nothing")
     parser.add_argument(
-        "--device", default="cuda:0", help="cpu tries the benchmark itself; writes nothing"
+        "--device", default="cuda:0", help="cpu only tests the benchmark; writes nothing"
     )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--place", help=argparse.SUPPRESS)

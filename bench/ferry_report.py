@@ -49,7 +49,7 @@ def seconds_of(result, step):
 
 
 def rate_row(result, label, bound):
-    """Bytes per second of all receivers together, against those of the reference, which reads
+    """Compares the rate of all receivers together with the rate of the reference, which reads
     once."""
     ours, reference = seconds_of(result, "ours"), seconds_of(result, "limit")
     count = result["steps"]["ours"]["bytes"]
@@ -101,8 +101,8 @@ def empty_row(result):
 
 
 def memory_figures(results):
-    """Per transfer: its share of the limit, case, step, MiB of the source, of the receiver,
-    limit."""
+    """Yields for each transfer: its share of the limit, the case, the step, the MiB of the source
+    and of the receiver, and the limit."""
     figures = []
     for case, result in results.items():
         for name, step in result["steps"].items():
@@ -212,7 +212,8 @@ def page(results, rows, repeats, machine):
 
 
 def run(build, repeats, machine, results_folder, patience):
-    """Measures, and writes the page if there is a folder for it. Returns its lines and its rows."""
+    """Runs the benchmark and writes the page, if a folder is given. Returns lines and rows of
+    it."""
     results, shares = {}, []
     for case in CASES:
         report.wait_for_quiet(patience)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 
-sys.dont_write_bytecode = True  # the source tree stays as it is
+sys.dont_write_bytecode = True  # keep the source tree clean
 import report as report_page  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -30,7 +30,7 @@ http {{ sendfile on; access_log off; client_body_temp_path {place}/body; proxy_t
 
 
 def make_file(path, size):
-    """A safetensors file of random bytes."""
+    """Creates a safetensors file of random bytes."""
     header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     header += b" " * (-len(header) % 8)
     block = os.urandom(1 << 20)
@@ -87,7 +87,7 @@ def timed(*command, **environment):
 
 
 def measure(build, place, size, repeats):
-    """{name: [seconds]}, and the lane that fetch chose."""
+    """Returns {name: [seconds]}, and the lane that `wherry fetch` chose."""
     source, target = place / "www" / "file.safetensors", place / "target"
     target.mkdir()
     source.parent.mkdir()
@@ -122,7 +122,7 @@ def measure(build, place, size, repeats):
             plain = float(timed(build / "bench/bench_file", source, target / "plain", "2")[1])
             clear()
             curled = timed("curl", "-s", "-o", target / "curled", url)[0]
-            if repeat:  # the first warms up
+            if repeat:  # the first repeat is a warm-up
                 for name, one in zip(seconds, (took, streamed, plain, curled)):
                     seconds[name].append(one)
     finally:

@@ -23,8 +23,8 @@ MEMORY_MAX = 64 << 20
 
 
 def make_file(path, tensors, size):
-    """Tensors of zeros without disk space. Numbers have a fixed width, so that all headers are
-    equally long."""
+    """Creates a file of zeros that takes no disk space. Numbers have a fixed width, so that all
+    headers are equally long."""
     each = size // tensors
     entries = (
         f'"layers.{i}.weight": {{"dtype": "U8", "shape": [{each:12}], "data_offsets": [{i * each:12}, {(i + 1) * each:12}]}}'
@@ -39,7 +39,7 @@ def make_file(path, tensors, size):
 
 
 def inspect(wherry, path):
-    """Seconds, and peak memory in bytes."""
+    """Returns the seconds, and the peak memory in bytes."""
     begin = time.monotonic()
     child = subprocess.Popen([wherry, "inspect", path], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
@@ -51,14 +51,14 @@ def inspect(wherry, path):
 
 
 def measure(wherry, tensors, repeats):
-    """Per file: the seconds, and the peak memory."""
+    """Returns for each file the seconds and the peak memory."""
     with tempfile.TemporaryDirectory(dir=FOLDER) as place:
         paths = {
             name: make_file(f"{place}/{size}.safetensors", tensors, size)
             for name, size in SIZES.items()
         }
         for path in paths.values():
-            inspect(wherry, path)  # warms up
+            inspect(wherry, path)  # warm-up
         rounds = [
             {name: inspect(wherry, path) for name, path in paths.items()} for _ in range(repeats)
         ]

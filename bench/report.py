@@ -1,4 +1,4 @@
-"""What the benchmark reports share: rows and tables, the chart, and how busy the machine was.
+"""Code for all benchmark reports: rows and tables, the chart, and how busy the machine was.
 
 A page has figures only. What a benchmark must reach is its exit status: each row may have a bound,
 and `unmet` names the rows that do not reach it.
@@ -23,7 +23,7 @@ PAGES = {"small": "malloc", "huge": "huge pages"}
 
 
 def rates(seconds, count):
-    """GB/s: median and range."""
+    """Formats rates in GB/s: median and range."""
     low, middle, high = (count / f(seconds) / 1e9 for f in (max, statistics.median, min))
     return f"{middle:.2f} GB/s ({low:.2f}-{high:.2f})"
 
@@ -38,7 +38,7 @@ def times(seconds, unit, scale, count=1):
 
 @dataclasses.dataclass
 class Row:
-    """A line of a table. `bound` is the least ratio, or with `at_most` the highest; None: any."""
+    """A line of a table. `bound` is the minimum ratio, or the maximum with `at_most`; or None."""
 
     case: str
     ours: str
@@ -61,7 +61,7 @@ class Row:
 
 
 def unmet(rows):
-    """Names the rows that do not reach their bound, on standard error. Returns the exit status."""
+    """Prints the rows that do not meet their bound to standard error. Returns the exit status."""
     bad = [row for row in rows if not row.is_met()]
     for row in bad:
         limit = f"at {'most' if row.at_most else 'least'} {row.number(row.bound)}"
@@ -78,7 +78,7 @@ def table(head, lines):
 
 
 def write(path, lines):
-    """Writes a page, its paragraphs wrapped at 100 columns."""
+    """Writes a page. Paragraphs are wrapped at 100 columns."""
     result, block = [], []
     for line in [*lines, ""]:
         if line and line[0] not in "|#!":
@@ -98,14 +98,14 @@ def measured(machine):
 
 
 class Others:
-    """Which share of the machine other work takes."""
+    """Measures which share of the machine other work takes."""
 
     def __init__(self):
         self.began = self.now()
 
     @staticmethod
     def now():
-        """Seconds: of the clock; busy ones of all processors; of this process's children."""
+        """Returns seconds: of the clock, of all busy processors, and of this process's children."""
         with open("/proc/stat", encoding="ascii") as file:
             fields = [int(field) for field in file.readline().split()[1:9]]
         user, nice, system, _, _, irq, softirq, steal = fields
@@ -119,7 +119,7 @@ class Others:
 
 
 def others_text(shares):
-    """To append to the description of a machine; `shares` has one entry per run."""
+    """Text to append to the description of a machine. `shares` has one entry per run."""
     mean, most = statistics.mean(shares or [0]), max(shares, default=0)
     return f"; other work took {mean:.0%} of its time, at most {most:.0%}"
 

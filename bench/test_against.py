@@ -58,10 +58,11 @@ class Selection(unittest.TestCase):
 
 
 class Comparison(unittest.TestCase):
-    """main() on revisions that are not built, with measurements that are made up."""
+    """Runs main() with revisions that are not built, and with invented measurements."""
 
     def compare(self, seconds, *arguments, has=lambda _: True):
-        """The exit status and the output; `seconds` says what is measured of "old" and "new"."""
+        """Returns the exit status and the output. `seconds` gives the measurements of "old" and
+        "new"."""
         revisions = {
             "old": against.Revision("old", None, None),
             "new": against.Revision("new", None, None),

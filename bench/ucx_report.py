@@ -1,4 +1,4 @@
-"""Runs bench_ucx, the benchmark of the lane `ucx` and of plain UCX, and writes its page."""
+"""Runs bench_ucx, the benchmark of the ucx lane and of plain UCX, and writes its page."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def measure(build, transports, pages, tensors, nbytes):
 
 
 def join(results):
-    """Several runs as one."""
+    """Combines several runs into one."""
     return {
         **results[0],
         "steps": {
@@ -57,12 +57,12 @@ def rate(result, step):
 
 
 def best_plain(result):
-    """The fastest mode of the plain program."""
+    """Returns the fastest mode of the plain program."""
     return max(PLAIN, key=lambda step: rate(result, step))
 
 
 def rows_of(whole, many):
-    """The kind of memory and the row."""
+    """Yields the kind of memory and the row."""
     for (name, kind), result in whole.items():
         best = best_plain(result)
         ours = rate(result, "lane")
@@ -103,7 +103,8 @@ def all_lines(whole, many):
 
 
 def run(build, repeats, machine, results_folder, patience):
-    """Measures, and writes the page if there is a folder for it. Returns its lines and its rows."""
+    """Runs the benchmark and writes the page, if a folder is given. Returns lines and rows of
+    it."""
     whole, many, shares = {}, {}, []
     turns = max(1, repeats // TURN)
     for name, transports in SETTINGS.items():
@@ -138,7 +139,7 @@ def run(build, repeats, machine, results_folder, patience):
         "GB/s. `tag` and `am` are modes of the plain program, with one and with two threads.",
         "",
         *report.table(
-            ["case", "lane", "lane, verified", *PLAIN, "what UCX chose for the lane"],
+            ["case", "lane", "lane, checked", *PLAIN, "what UCX chose for the lane"],
             all_lines(whole, many),
         ),
         "",

@@ -1,4 +1,4 @@
-/* `wherry bench`: measures each lane, and the limits of this machine to compare it with. */
+/* `wherry bench`: measures each lane and compares it with the limits of this machine. */
 #include "bench.h"
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ static const wh_option options_taken[] = {
               "size of the state, at least 1M (default 256M); needs three times as much memory", .least = MIB,
               .most = INT64_C(1) << 40),
     WH_OPTION(bench_options, repeats, NUMBER, "repeats", 'n', "N",
-              "how often to measure each lane, 1 to 32 (default 5); the median counts", .least = 1,
+              "how often to measure each lane, 1 to 32 (default 5); prints the median", .least = 1,
               .most = WH_PROBE_REPEATS_MAX),
     WH_OPTION(bench_options, group, TEXT, "group", 'g', "ADDRESS",
               "measure between ranks 0 and 1 of this group, such as env://; every rank must run this command, and rank "
@@ -40,10 +40,10 @@ const wh_command wh_command_bench = {
     .summary = "measure each lane against the limits of this machine",
     .operands = "",
     .text = "Sends a state of 16 tensors from one process to another over each lane, in place, and measures the whole "
-            "receive call. Next to each lane stands the limit of this machine for the same work: copying memory, "
-            "reading another process's memory, or sending over TCP. Also shows which lane would be used, and why the "
-            "others do not work.\n\n"
-            "With --group, measures between two ranks, on one host or two.",
+            "receive call. On one machine, the cma lane, the ring lane and TCP are compared with the limits of the "
+            "machine for the same work: reading another process's memory, copying memory, and sending over TCP. Also "
+            "shows which lane would be used, and why a lane does not work.\n\n"
+            "With --group, measures between two ranks, on one host or two. The limits are then not measured.",
     .options = options_taken,
     .json = true,
     .examples = "wherry bench\n"
@@ -60,7 +60,8 @@ typedef enum limit_kind {
     LIMIT_COPY, /**< Two threads copy memory within a process. */
     LIMIT_READ, /**< Two threads read another process's memory. */
     LIMIT_TCP,  /**< Two plain TCP connections over loopback. */
-    LIMITS,     /**< How many there are; also: none. */
+    /** Number of limits. In a row, it means that there is no limit to compare with. */
+    LIMITS,
 } limit_kind;
 
 static const char *const limit_names[LIMITS] = {
@@ -75,10 +76,10 @@ typedef struct limit_task {
     limit_kind kind;
 } limit_task;
 
-/** Rank 0, the source, and rank 1 measure a limit. Rank 1 takes the time, after a warm-up. */
+/** Measures a limit. Rank 0 is the source. Rank 1 measures the time, after one warm-up. */
 static void measure_limit(bench_world *world, int32_t rank, void *context) {
     const limit_task *task = context;
-    if (task->kind == LIMIT_READ) { /* if reading is forbidden, print no error */
+    if (task->kind == LIMIT_READ) { /* if reading is not allowed, print no error */
         dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO);
     }
     bench_state state = bench_state_uniform(TENSORS, task->bytes / TENSORS);
@@ -120,7 +121,7 @@ static void measure_limit(bench_world *world, int32_t rank, void *context) {
     bench_state_destroy(&state);
 }
 
-/** @return bytes per second; 0 if it is not allowed here. */
+/** Measures a limit between two new processes. @return bytes per second; 0 on failure. */
 static double limit_rate(limit_kind kind, uint64_t bytes, uint32_t repeats) {
     limit_task task = {bytes, repeats, kind};
     bench_world *world = bench_world_create(2);
@@ -133,18 +134,18 @@ static double limit_rate(limit_kind kind, uint64_t bytes, uint32_t repeats) {
 
 /** A row of the table. */
 typedef struct row {
-    char name[32];             /**< "stream, TCP" */
-    const wh_probe_lane *lane; /**< Its seconds are sorted. */
-    limit_kind limit;          /**< LIMITS: none. */
-    bool used;                 /**< The lane that would be used. */
-    double rate;               /**< Bytes per second; 0 if it does not work. */
+    char name[32];             /**< The name to print, such as "stream, TCP". */
+    const wh_probe_lane *lane; /**< The result of the lane. Its `seconds` are sorted. */
+    limit_kind limit;          /**< The limit to compare with; LIMITS if there is none. */
+    bool used;                 /**< True if Wherry would use this lane. */
+    double rate;               /**< Bytes per second; 0 if the lane does not work. */
 } row;
 
 typedef struct measurement {
     uint64_t bytes;
     uint32_t repeats;
     bool in_group;
-    double limits[LIMITS]; /**< Bytes per second; 0: not allowed here. */
+    double limits[LIMITS]; /**< Bytes per second; 0 if the measurement failed. */
     size_t count;
     row rows[WH_PROBE_LANES_MAX + 1];
 } measurement;
@@ -209,7 +210,7 @@ static void print_text(const measurement *m) {
             if (m->limits[i] > 0) {
                 printf("  %-32s  %6.2f GB/s\n", limit_names[i], m->limits[i] * 1e-9);
             } else {
-                printf("  %-32s  not allowed here\n", limit_names[i]);
+                printf("  %-32s  could not be measured\n", limit_names[i]);
             }
         }
         printf("\n");
@@ -264,7 +265,8 @@ static int run(void *context, const wh_operands *operands) {
     wherry_error error;
     wh_interrupt_catch();
     wh_set_log(&options->common, WHERRY_LOG_OFF);
-    m.bytes = options->size - options->size % MIB; /* divides evenly everywhere */
+    /* Round down to 1 MiB, so that the size can be split evenly into tensors and threads. */
+    m.bytes = options->size - options->size % MIB;
     m.repeats = (uint32_t)options->repeats;
     m.in_group = options->group != NULL;
     probe.group = options->group;

@@ -33,21 +33,23 @@ static wherry_status read_line(FILE *file, const char *from, char token[WH_TOKEN
         return wh_fail_error(error, WHERRY_INVALID_ARGUMENT, "the line in %s is too long for a token", from);
     }
     token[length] = '\0';
-    return *token ? WHERRY_OK : wh_fail_error(error, WHERRY_INVALID_ARGUMENT, "no token in %s", from);
+    return *token ? WHERRY_OK : wh_fail_error(error, WHERRY_INVALID_ARGUMENT, "there is no token in %s", from);
 }
 
 static wherry_status prompt(char token[WH_TOKEN_MAX], wherry_error *error) {
     struct termios before;
     FILE *terminal = fopen("/dev/tty", "r+e");
     if (!terminal) {
-        return wh_fail_error(error, WHERRY_INVALID_ARGUMENT,
-                             "no token; give the one that `wherry serve` prints with --token-file or in WHERRY_TOKEN");
+        return wh_fail_error(
+            error, WHERRY_INVALID_ARGUMENT,
+            "no token; pass the token that `wherry serve` prints, with --token-file or in WHERRY_TOKEN");
     }
     bool hidden = tcgetattr(fileno(terminal), &before) == 0;
     if (hidden) {
         struct termios silent = before;
         silent.c_lflag &= ~(tcflag_t)ECHO;
-        tcsetattr(fileno(terminal), TCSAFLUSH, &silent); /* before the prompt: it flushes input */
+        /* Turn echo off before the prompt is printed, because TCSAFLUSH discards pending input. */
+        tcsetattr(fileno(terminal), TCSAFLUSH, &silent);
     }
     fputs("Token: ", terminal);
     fflush(terminal);
@@ -150,7 +152,7 @@ typedef struct offer {
     wherry_error error;
 } offer;
 
-/** Copies what is offered, and cancels the transfer. */
+/** Copies the offered state, then cancels the transfer. */
 static wherry_status copy_offer(void *context, const wherry_value *state) {
     offer *o = context;
     o->status = wherry_value_copy(state, &o->state, &o->error);

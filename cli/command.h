@@ -1,7 +1,8 @@
 /**
- * @file command.h  The table of sub-commands, their options, exit codes, errors and signals.
+ * @file command.h  Commands and their options; exit codes, errors and signals.
  *
- * --help is printed from it; manual.py makes manual pages and completions from the output.
+ * The output of --help is generated from these tables. manual.py generates manual pages and shell
+ * completions from that output.
  */
 #ifndef WH_CLI_COMMAND_H
 #define WH_CLI_COMMAND_H
@@ -15,35 +16,35 @@
 
 /* ---- options ---- */
 
-/** What an option takes, and the type of the field that it sets. */
+/** The kind of an option's value. Each comment ends with the type of the option's field. */
 typedef enum wh_option_kind {
     WH_OPTION_FLAG,   /**< No value; bool. */
     WH_OPTION_NUMBER, /**< An integer from least to most; int64_t. */
     WH_OPTION_SIZE,   /**< A number of bytes such as 512M, from least to most; uint64_t. */
-    WH_OPTION_TEXT,   /**< const char *. */
+    WH_OPTION_TEXT,   /**< Any text; const char *. */
     WH_OPTION_CHOICE, /**< One of the words of `argument`, such as "auto|cma|ring"; const char *. */
     WH_OPTION_FILE,   /**< A path; const char *. */
 } wh_option_kind;
 
 typedef struct wh_option {
     const char *name; /**< "size" for --size. NULL ends a table. */
-    char letter;      /**< 's' for -s; 0: none. */
+    char letter;      /**< 's' for -s; 0 if there is no short form. */
     wh_option_kind kind;
-    size_t offset;        /**< Of the field in the command's struct of options. */
+    size_t offset;        /**< Offset of the field in the command's struct of options. */
     const char *argument; /**< Name of the value in help texts, such as "SIZE". NULL for a flag. */
-    const char *help;     /**< Lower case, no full stop. */
-    int64_t least;        /**< NUMBER and SIZE. */
+    const char *help;     /**< The help text, in lower case and without a full stop. */
+    int64_t least;        /**< The smallest value of a NUMBER or SIZE. */
     int64_t most;
 } wh_option;
 
-/** A row of an option table. More members may follow the help, such as `.least = 1`. */
+/** A row of an option table. Other members, such as `.least = 1`, may follow the help text. */
 #define WH_OPTION(type, field, kind_, name_, letter_, argument_, help_, ...)                                           \
     {                                                                                                                  \
         .name = (name_), .letter = (letter_), .kind = WH_OPTION_##kind_, .offset = offsetof(type, field),              \
         .argument = (argument_), .help = (help_), __VA_ARGS__                                                          \
     }
 
-/** Options that every command takes. The first member of each command's struct of options. */
+/** Options of every command. Must be the first member of each command's struct of options. */
 typedef struct wh_common {
     bool quiet;
     bool verbose;
@@ -58,18 +59,18 @@ typedef struct wh_operands {
 
 /* ---- commands ---- */
 
-/** X(NAME, CODE, TEXT): the exit codes. From ARGUMENT on they are the groups of docs/errors.md. */
+/** All exit codes: X(NAME, CODE, TEXT). ARGUMENT to BUG are the groups of docs/errors.md. */
 #define WH_EXIT_LIST(X)                                                                                                \
     X(OK, 0, "success")                                                                                                \
-    X(FAILED, 1, "the answer is no (the files differ, the doctor found a problem), or the command failed")             \
+    X(FAILED, 1, "the files differ, the doctor found a problem, or the command failed")                                \
     X(USAGE, 2, "wrong options or arguments")                                                                          \
-    X(ARGUMENT, 3, "not found or not suitable: a path, a tensor, a file format")                                       \
-    X(RESOURCE, 4, "this machine lacks something: memory, disk space, a permission, a readable file")                  \
+    X(ARGUMENT, 3, "a path, tensor or file format was not found or cannot be used")                                    \
+    X(RESOURCE, 4, "not enough memory or disk space, no permission, or a system call failed")                          \
     X(BYTES, 5, "a file or data from the other side is damaged or malformed")                                          \
     X(PEER, 6, "the other side refused, has a different token, gave up or died")                                       \
     X(DEADLINE, 7, "no answer in time")                                                                                \
-    X(GROUP, 8, "the group cannot be used any more")                                                                   \
-    X(BUG, 9, "a bug in Wherry: please report it with the message")
+    X(GROUP, 8, "the group can no longer be used")                                                                     \
+    X(BUG, 9, "a bug in Wherry; please report it with the message")
 
 enum {
 #define WH_X(name, code, text) WH_EXIT_##name = (code),
@@ -79,17 +80,21 @@ enum {
 
 typedef struct wh_command {
     const char *name;
-    const char *summary;      /**< One line, no full stop. */
-    const char *operands;     /**< What follows the options, such as "FILE..."; "" for nothing. */
-    int least;                /**< Number of operands, */
-    int most;                 /**< at most; -1: no limit. */
-    const char *text;         /**< Paragraphs of one line each, separated by an empty line. */
-    const wh_option *options; /**< Its own options; ends with a row without a name. */
-    bool json;                /**< Takes --json. */
-    const char *examples;     /**< One command per line; comment lines start with "# ". */
-    const void *defaults;     /**< Its struct of options. */
+    const char *summary; /**< One line without a full stop. */
+    /** The arguments after the options, such as "FILE..."; "" if there are none. */
+    const char *operands;
+    int least; /**< Minimum number of operands. */
+    int most;  /**< Maximum number of operands; -1 if there is no limit. */
+    /** Paragraphs for --help. Each is one line; empty lines separate them. */
+    const char *text;
+    /** The options of this command. A row without a name ends the table. */
+    const wh_option *options;
+    bool json;            /**< True if the command takes --json. */
+    const char *examples; /**< One command per line; comment lines start with "# ". */
+    const void *defaults; /**< The default values: a struct of the command's options. */
     size_t options_size;
-    int (*run)(void *options, const wh_operands *operands); /**< @return the exit code. */
+    /** Runs the command. @return the exit code. */
+    int (*run)(void *options, const wh_operands *operands);
 } wh_command;
 
 /** Members of wh_command for a struct of options and its default values. */
@@ -108,38 +113,44 @@ int wh_command_run(const wh_command *command, int argc, char **argv);
 
 /* ---- errors, signals, log ---- */
 
-/** Runs a call unless an earlier one has failed. */
+/** Evaluates `call` and assigns its result to `status`, unless `status` is already an error. */
 #define WH_THEN(status, call) ((void)((status) == WHERRY_OK ? ((status) = (call)) : WHERRY_OK))
 
-/** Prints an error, with the command's name first if command is not NULL. @return code. */
+/** Prints an error after the command's name, or after "wherry" if command is NULL. @return code. */
 __attribute__((format(printf, 3, 4))) int wh_fail_command(const wh_command *command, int code, const char *format, ...);
 
-/** Prints an error of the library, after `what` if it is not NULL. @return its exit code. */
+/** Prints `what`, if it is not NULL, and then a library error. @return the error's exit code. */
 int wh_fail_status(const wh_command *command, const char *what, const wherry_error *error);
 
-/** @return the exit code for a status: after a failure, that of a signal, or prints the error. */
+/** Prints the error of a failed command, unless a signal was recorded. @return the exit code. */
 int wh_end_command(const wh_command *command, wherry_status status, const wherry_error *error);
 
-/** Fills an error; WHERRY_SYSTEM adds the text of errno. @return status. */
+/** Fills an error record. Appends the text of errno if status is WHERRY_SYSTEM. @return status. */
 __attribute__((format(printf, 3, 4))) wherry_status wh_fail_error(wherry_error *error, wherry_status status,
                                                                   const char *format, ...);
 
-/** @return memory. Exits with WH_EXIT_RESOURCE if it is NULL: what an allocation returned. */
+/** Returns `memory`, the result of an allocation. Exits with WH_EXIT_RESOURCE if it is NULL. */
 void *wh_need(void *memory);
 
-/** From here on SIGINT, SIGTERM and SIGHUP are only noted. A second one ends the process. */
+/**
+ * From now on, a first SIGINT, SIGTERM or SIGHUP is only recorded, and a second one of the same
+ * kind ends the process. SIGPIPE is ignored.
+ */
 void wh_interrupt_catch(void);
 
-/** True after such a signal. Fits the `interrupt` of the library's options; context is unused. */
+/** True if a signal was recorded. Can be the `interrupt` of library options. Ignores context. */
 bool wh_interrupted(void *context);
 
-/** 128 + the number of the signal; 0: none. */
+/** 128 + the number of the signal that was recorded; 0 if there was none. */
 int wh_interrupt_code(void);
 
-/** Reads the rest of the first line that starts with name. @return false if there is none. */
+/**
+ * Finds the first line of a file that begins with `name`, and copies the rest of it to `text`.
+ * @return false if there is no such line; `text` is then empty.
+ */
 bool wh_read_field(const char *path, const char *name, char *text, size_t size);
 
-/** Sets the library's log level from -v and WHERRY_LOG. @param normal  the level without either. */
+/** Sets the library's log level from -v and WHERRY_LOG; to `normal` if neither is given. */
 void wh_set_log(const wh_common *common, wherry_log_level normal);
 
 #endif

@@ -1,4 +1,4 @@
-/* `wherry demo`: options, and what it prints. */
+/* `wherry demo`: its options and its output. */
 #include "demo.h"
 
 #include <inttypes.h>
@@ -20,11 +20,14 @@ static const wh_option options_taken[] = {
               .most = INT64_C(1) << 40),
     WH_OPTION(wh_demo_options, lane, CHOICE, "lane", 0, "auto|cma|ring|ucx|stream",
               "the lane to use: cma (reads the peer's memory), ring (shared memory), ucx (UCX, if installed), stream "
-              "(sockets), or the fastest that works (default auto)"),
+              "(sockets), or auto, the default (the fastest lane that works)"),
     WH_OPTION(wh_demo_options, kills, NUMBER, "kills", 0, "N",
-              "how often a rank is killed, in turn from rank 0, 0 to 1000 (default: each rank once)", .most = 1000),
+              "number of kills, 0 to 1000; ranks are killed in turn, rank 0 first (default: each rank once); with 3 "
+              "ranks or more, the last kill hits a rank while it heals the one that was killed before",
+              .most = 1000),
     WH_OPTION(wh_demo_options, steps, NUMBER, "steps", 0, "N",
-              "training steps, more than kills (default: 12 per kill, and 12 more)", .least = 1, .most = 100000),
+              "number of training steps, more than --kills (default: 12 per kill, plus 12)", .least = 1,
+              .most = 100000),
     WH_OPTION(wh_demo_options, alone, FLAG, "alone", 0, NULL, "start the ranks here, even under a launcher"),
     WH_OPTION(wh_demo_options, verify, FLAG, "verify", 0, NULL,
               "check digests even if the data does not cross a network"),
@@ -39,13 +42,14 @@ const wh_command wh_command_demo = {
     .name = "demo",
     .summary = "kill the ranks of a training run and watch their peers heal them",
     .operands = "",
-    .text = "Starts a few processes, the ranks, that train the same state: each step changes every byte in the same "
-            "way on every rank. Then kills the ranks one by one with SIGKILL, rank 0 included. Each time a new process "
-            "takes the rank's place and is healed by a peer: it receives the peer's state in place while the others "
-            "keep training, and catches up. After each step the digests of all ranks must be equal.\n\n"
-            "Under a launcher (mpirun, srun, torchrun) each process is a rank: `mpirun -n 4 wherry demo`. Launchers "
-            "end the job if a process dies, so a rank loses only its state there, and gets it back from a peer.\n\n"
-            "Leaves no process and no file behind. Only if the demo itself is killed with SIGKILL, the folder "
+    .text = "Starts a few processes, the ranks, that train the same state: each step rewrites every byte in the same "
+            "way on every rank. Then kills the ranks one by one with SIGKILL, rank 0 included. Each time, a new "
+            "process takes the rank's place while the others keep training. Then all others stop at the same step and "
+            "heal it: it receives their state in place. The last kill hits a rank that sends its state at that moment; "
+            "the others take over. After each step, the digests of all ranks must be equal.\n\n"
+            "Under a launcher (mpirun, srun, torchrun), each process is a rank: `mpirun -n 4 wherry demo`. Launchers "
+            "end the job if a process dies. So there a rank loses only its state, and receives it from the others.\n\n"
+            "Leaves no process and no file behind. But if the demo itself is killed with SIGKILL, the folder "
             "wherry-demo-* stays in TMPDIR.",
     .options = options_taken,
     .examples = "wherry demo\n"
@@ -57,7 +61,7 @@ const wh_command wh_command_demo = {
 
 /* ---- options ---- */
 
-/** @return the number in an environment variable; -1 if there is none. */
+/** Reads a number from an environment variable. @return -1 if it is not set or not a number. */
 static int number_of(const char *name) {
     const char *value = getenv(name);
     char *end = NULL;
@@ -65,7 +69,10 @@ static int number_of(const char *name) {
     return number >= 0 && number <= INT32_MAX && !*end ? (int)number : -1;
 }
 
-/** Finds the launcher, in the order of env://. Slurm also sets its variables for batch scripts, which are not ranks. */
+/**
+ * Detects the launcher, in the same order as env:// does. Slurm also sets its variables for batch
+ * scripts, which are not ranks, so SLURM_STEP_ID must be set too.
+ */
 static void find_launcher(wh_demo_options *options, int64_t *ranks_p) {
     static const struct {
         const char *rank, *ranks, *on_host, *needs;
@@ -88,7 +95,7 @@ static void find_launcher(wh_demo_options *options, int64_t *ranks_p) {
     }
 }
 
-/** Fills in what follows from other options. @return false after printing an error. */
+/** Computes options that depend on other options. @return false after printing an error. */
 static bool complete(wh_demo_options *options) {
     int64_t ranks = options->ranks == UNSET ? DEFAULT_RANKS : options->ranks;
     options->rank = -1;
@@ -126,7 +133,7 @@ static bool check_memory(const wh_demo_options *options) {
     wh_read_field("/proc/meminfo", "MemAvailable:", text, sizeof(text));
     uint64_t available = strtoull(text, NULL, 10) * 1024;
     wh_read_field("/sys/fs/cgroup/memory.max", "", text, sizeof(text));
-    uint64_t limit = strtoull(text, NULL, 10); /* "max" reads as 0: no limit */
+    uint64_t limit = strtoull(text, NULL, 10); /* the text "max" becomes 0, which means no limit */
     uint64_t ranks = (uint64_t)options->on_host;
     uint64_t needed = ranks * (options->size + RANK_OVERHEAD_MIB * MIB);
     available = limit && limit < available ? limit : available;
@@ -182,16 +189,37 @@ static double rate(uint64_t bytes, double seconds) {
     return seconds > 0 ? (double)bytes / seconds * 1e-9 : 0;
 }
 
-void wh_timeline_healed(wh_timeline *timeline, int rank, const wh_demo_message *message) {
+/**
+ * Lists the sources that sent something, "ranks 1 (96.0 MiB, lost), 2 (1.00 GiB)", or, if `idle` is
+ * true, those that were not needed: "; rank 3 stood by", or "" if there are none.
+ */
+static void list_sources(const wh_demo_message *m, bool idle, char text[static WH_DEMO_TEXT_MAX]) {
     char size[WH_SIZE_TEXT_MAX];
+    char list[WH_DEMO_TEXT_MAX - 32] = "";
+    int count = 0;
+    for (int i = 0, end = 0; i < WH_DEMO_RANKS_MAX && end < (int)sizeof(list); i++) {
+        bool lost = m->lost >> i & 1;
+        if (m->ranks >> i & 1 && (m->shares[i] == 0 && !lost) == idle) {
+            end += snprintf(list + end, sizeof(list) - (size_t)end, idle ? "%s%d" : "%s%d (%s%s)", count++ ? ", " : "",
+                            i, wh_size_text(m->shares[i], size), lost ? ", lost" : "");
+        }
+    }
+    snprintf(text, WH_DEMO_TEXT_MAX, idle ? "; rank%s %s stood by" : "rank%s %s", count == 1 ? "" : "s", list);
+    text[0] = count ? text[0] : '\0';
+}
+
+void wh_timeline_healed(wh_timeline *timeline, int rank, const wh_demo_message *message) {
+    char used[WH_DEMO_TEXT_MAX];
+    char idle[WH_DEMO_TEXT_MAX];
+    list_sources(message, false, used);
+    list_sources(message, true, idle);
     timeline->heals++;
     timeline->bytes += message->bytes;
     timeline->seconds += message->seconds;
     wh_timeline_say(timeline, WH_DEMO_GOOD,
-                    "rank %d healed in place from rank %d: %s in %.2f s, %.1f GB/s over %s, %s, at step %d", rank,
-                    (int)message->peer, wh_size_text(message->bytes, size), message->seconds,
-                    rate(message->bytes, message->seconds), message->text, message->checked ? "checked" : "not checked",
-                    (int)message->step);
+                    "rank %d healed in place from %s in %.2f s, %.1f GB/s over %s, %s, at step %d%s", rank, used,
+                    message->seconds, rate(message->bytes, message->seconds), message->text,
+                    message->checked ? "checked" : "not checked", (int)message->step, idle);
 }
 
 void wh_timeline_progress(wh_timeline *timeline, int64_t step, const char *note) {
@@ -200,9 +228,7 @@ void wh_timeline_progress(wh_timeline *timeline, int64_t step, const char *note)
     if (!timeline->quiet) {
         int64_t steps = timeline->options->steps;
         snprintf(label, sizeof(label), "%6.1f s ", wh_clock() - timeline->begin);
-        bool noted = *note && timeline->bar.terminal;
-        snprintf(detail, sizeof(detail), "step %d of %d%s%s", (int)step, (int)steps, noted ? "  " : "",
-                 noted ? note : "");
+        snprintf(detail, sizeof(detail), "step %d of %d%s", (int)step, (int)steps, note);
         wh_bar_show(&timeline->bar, (double)step / (double)steps, label, detail);
     }
 }

@@ -1,17 +1,24 @@
 /*
  * The conductor of the demo: starts the ranks, sets their pace, kills them one by one, replaces
- * them, and compares their digests. It takes no part in the healing.
+ * them, and compares their digests. It says who heals whom and at which step, but moves no state.
  *
- *  1. At most one rank is down, healing or behind at any time.
- *  2. No rank is more than LEAD steps ahead of the slowest one that trains. While one is away, the
- *     others stop halfway to the next kill.
- *  3. Ranks and the folder are gone when the command returns. If the conductor is killed, the
- *     kernel kills the ranks.
+ *  1. At any time, at most one rank is healing. A rank is killed while all ranks train. If there
+ *     are at least two kills and three ranks, the last kill hits a rank that is healing another.
+ *  2. No rank is more than LEAD steps ahead of the slowest training rank. While a rank is not
+ *     training, the others go no further than halfway between the last kill and the next.
+ *  3. All sources of a heal send the state of the same step, the limit of all ranks at that time.
+ *     It does not change until the heal is over. So a healed rank has nothing to catch up.
+ *  4. When the command returns, all ranks have ended and the folder is removed. If the conductor is
+ *     killed, the kernel kills the ranks.
  *
- *     STARTING -> TRAINING: on_message, when the rank reports its first step, or that it was healed
+ *     STARTING -> TRAINING: on_step, when the rank reports that it has joined the group
  *     TRAINING -> DOWN: kill_rank
  *     DOWN -> STARTING: start, after RESTART_SECONDS
+ *     STARTING -> READY: on_message, when a replacement reports that it has joined the group
+ *     READY -> HEALING: set_pace, when its sources have reached the step
+ *     HEALING -> TRAINING: on_step, when it reports that it was healed
  */
+#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -27,41 +34,44 @@
 
 #include "demo.h"
 
-#define RESTART_SECONDS 0.5 /* until a killed rank is replaced, as by a fast scheduler */
-#define SILENCE_SECONDS 60  /* without a message from any rank: the demo hangs */
+/* Delay before a killed rank is replaced. A fast scheduler takes about this long. */
+#define RESTART_SECONDS 0.5
+#define SILENCE_SECONDS 60 /* if no rank sends a message for this long, the demo fails */
 
 enum { LEAD = 2, FRAME_MS = 100, FOLDER_MAX = 512 };
 
-typedef enum seat_state { STARTING, TRAINING, DOWN } seat_state;
+typedef enum seat_state { STARTING, TRAINING, DOWN, READY, HEALING } seat_state;
 
-/** A rank, whichever process has it. */
+/** A rank, independent of the process that currently runs it. */
 typedef struct seat {
     seat_state state;
-    pid_t pid; /**< 0: none. */
+    pid_t pid; /**< The process that runs this rank; 0 if there is none. */
     int control;
     int64_t step;
-    int64_t limit;     /**< Up to which step it may train. */
-    bool behind;       /**< It was healed and has not caught up yet. */
-    double restart_at; /**< If it is down. */
+    int64_t limit;     /**< The last step that the rank may train. */
+    double restart_at; /**< If the rank is down: when to start it again. */
 } seat;
 
 /** The first digest that was reported for a step. */
 typedef struct step_digest {
-    bool known;
-    int rank;
+    int reporter; /**< The rank that reported it, plus 1; 0 if there is none yet. */
     wh_demo_digest digest;
 } step_digest;
 
 typedef struct conductor {
     const wh_demo_options *options;
     wh_timeline timeline;
-    char folder[FOLDER_MAX]; /**< Where the ranks meet; "" if there is none. */
+    char folder[FOLDER_MAX]; /**< The folder where the ranks meet; "" if it does not exist. */
     char address[WH_DEMO_ADDRESS_MAX];
     seat seats[WH_DEMO_RANKS_MAX];
-    step_digest *digests; /**< One per step. */
+    step_digest *digests; /**< One digest per step. */
+    bool ends_in_heal;    /**< True if the last kill comes in the middle of a heal. */
     int killed;
-    double heard; /**< When the last message came. */
-    bool over;    /**< The demo failed or was interrupted. */
+    int64_t limit;   /**< The last step that the ranks may train. */
+    int patient;     /**< The rank that is healed at step `limit`; -1 if there is none. */
+    uint64_t victim; /**< The source that was killed during this heal, as a set of at most one. */
+    double heard;    /**< Time of the last message from any rank. */
+    bool over;       /**< True if the demo failed or was interrupted. */
     int code;
 } conductor;
 
@@ -86,13 +96,14 @@ static void create_folder(conductor *c) {
     below = below && below[0] == '/' ? below : "/tmp";
     int size = snprintf(c->folder, sizeof(c->folder), "%s/wherry-demo-XXXXXX", below);
     if (size >= (int)sizeof(c->folder) || !mkdtemp(c->folder)) {
-        fail(c, "cannot create a folder in %s: %s; set TMPDIR to another one", below,
+        fail(c, "cannot create a folder in %s: %s; set TMPDIR to another folder", below,
              size >= (int)sizeof(c->folder) ? "the path is too long" : strerror(errno));
         c->folder[0] = '\0';
         return;
     }
     char *to = c->address + snprintf(c->address, sizeof(c->address), "unix://");
-    for (const char *at = c->folder; *at; at++) { /* at most three bytes each */
+    /* percent-encoding turns each byte into at most three */
+    for (const char *at = c->folder; *at; at++) {
         to += strchr(plain, *at) ? snprintf(to, 2, "%c", *at) : snprintf(to, 4, "%%%02X", (unsigned char)*at);
     }
     memcpy(to, "/meet", sizeof("/meet"));
@@ -102,7 +113,7 @@ static void remove_folder(conductor *c) {
     DIR *folder = c->folder[0] ? opendir(c->folder) : NULL;
     struct dirent *entry;
     while (folder && (entry = readdir(folder))) {
-        unlinkat(dirfd(folder), entry->d_name, 0); /* fails for "." and ".." */
+        unlinkat(dirfd(folder), entry->d_name, 0); /* this fails harmlessly for "." and ".." */
     }
     if (folder) {
         closedir(folder);
@@ -112,11 +123,11 @@ static void remove_folder(conductor *c) {
 
 /* ---- processes ---- */
 
-/** The child: becomes a rank. */
+/** Runs in the child process and turns it into a rank. */
 static _Noreturn void become_rank(conductor *c, int rank, bool replaced, int control, pid_t parent) {
     char name[32];
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) { /* it died before the line above */
+    if (getppid() != parent) { /* the parent died before prctl */
         _exit(WH_EXIT_FAILED);
     }
     snprintf(name, sizeof(name), "wherry-rank-%d", rank);
@@ -151,13 +162,13 @@ static void start(conductor *c, int rank, bool replaced) {
         fail(c, "cannot start a process: %s", strerror(errno));
         return;
     }
-    c->seats[rank] = (seat){.state = STARTING, .pid = pid, .control = ends[0], .behind = replaced};
+    c->seats[rank] = (seat){.state = STARTING, .pid = pid, .control = ends[0]};
     if (replaced) {
         wh_timeline_say(&c->timeline, WH_DEMO_PLAIN, "rank %d is back (pid %d)", rank, (int)pid);
     }
 }
 
-/** Waits for a rank's process to end. @return its exit status. */
+/** Waits until the process of a rank has ended. @return the status from waitpid. */
 static int reap(seat *s) {
     int status = 0;
     while (waitpid(s->pid, &status, 0) < 0 && errno == EINTR) {
@@ -174,17 +185,16 @@ static void kill_rank(conductor *c, int rank) {
     s->state = DOWN;
     s->restart_at = wh_clock() + RESTART_SECONDS;
     c->killed++;
-    wh_timeline_say(&c->timeline, WH_DEMO_BAD, "rank %d killed after step %" PRId64, rank, s->step);
+    c->victim = c->patient < 0 ? 0 : UINT64_C(1) << rank;
+    wh_timeline_say(&c->timeline, WH_DEMO_BAD, "rank %d killed after step %" PRId64 "%s", rank, s->step,
+                    c->victim ? ", in the middle of the heal" : "");
 }
 
-/** Ends all ranks: they exit when their socket closes. After a failure they are killed. */
+/** Ends all ranks. They exit when their socket closes. After a failure they are killed. */
 static void end_ranks(conductor *c) {
     for (int i = 0; i < c->options->ranks; i++) {
-        seat *s = c->seats + i;
-        if (s->pid && c->over) {
-            kill(s->pid, SIGKILL);
-        } else if (s->pid) {
-            shutdown(s->control, SHUT_WR);
+        if (c->seats[i].pid) {
+            c->over ? kill(c->seats[i].pid, SIGKILL) : shutdown(c->seats[i].control, SHUT_WR);
         }
     }
     for (int i = 0; i < c->options->ranks; i++) {
@@ -197,84 +207,101 @@ static void end_ranks(conductor *c) {
 
 /* ---- pace ---- */
 
-/** The lowest step of the ranks that train, without `except`; -1 if there is none. */
-static int64_t lowest_step(const conductor *c, int except) {
+/** The lowest step of all training ranks; -1 if there are none. */
+static int64_t lowest_step(const conductor *c) {
     int64_t found = -1;
     for (int i = 0; i < c->options->ranks; i++) {
         const seat *s = c->seats + i;
-        if (i != except && s->state == TRAINING && (found < 0 || s->step < found)) {
+        if (s->state == TRAINING && (found < 0 || s->step < found)) {
             found = s->step;
         }
     }
     return found;
 }
 
-/** @return a rank that does not train or is behind; -1 if there is none. */
+/** The ranks in a state, as a set. */
+static uint64_t ranks_in(const conductor *c, seat_state state) {
+    uint64_t found = 0;
+    for (int i = 0; i < c->options->ranks; i++) {
+        found |= (uint64_t)(c->seats[i].state == state) << i;
+    }
+    return found;
+}
+
+/** Finds a rank that is not training. @return -1 if there is none. */
 static int find_away(const conductor *c) {
-    for (int i = 0; i < c->options->ranks; i++) {
-        if (c->seats[i].state != TRAINING || c->seats[i].behind) {
-            return i;
-        }
-    }
-    return -1;
+    uint64_t away = ~ranks_in(c, TRAINING) & UINT64_MAX >> (64 - c->options->ranks);
+    return away ? __builtin_ctzll(away) : -1;
 }
 
-/** The step of the next kill, or the last one. The kills are spread evenly over the run. */
-static int64_t next_stop(const conductor *c) {
-    return (c->killed + 1) * c->options->steps / (c->options->kills + 1);
+/**
+ * The step of the next kill, or the last step if no kill is left. Kills are evenly spaced, except
+ * one in the middle of a heal. @param half  true for the step halfway between the last kill and it.
+ */
+static int64_t next_stop(const conductor *c, bool half) {
+    int64_t parts = c->options->kills + !c->ends_in_heal;
+    int64_t part = c->killed < parts ? c->killed + 1 : parts;
+    return (2 * part - half) * c->options->steps / (2 * parts);
 }
 
-/** Tells the ranks how far they may train. */
+/** Tells the ranks how far they may train. If a replacement is ready, the others heal it there. */
 static void set_pace(conductor *c) {
-    int64_t limit = lowest_step(c, -1) + LEAD;
-    int64_t stop = next_stop(c);
-    if (find_away(c) >= 0) { /* leave some steps that all do together */
-        stop = (c->killed * c->options->steps / (c->options->kills + 1) + stop + 1) / 2;
-    }
-    limit = limit < stop ? limit : stop;
-    for (int i = 0; i < c->options->ranks; i++) {
-        seat *s = c->seats + i;
-        if (s->state == TRAINING && s->limit != limit) {
-            wh_demo_message message = {.kind = WH_DEMO_LIMIT, .step = limit};
-            s->limit = limit;
-            send(s->control, &message, sizeof(message), MSG_NOSIGNAL);
+    uint64_t ready = ranks_in(c, READY);
+    uint64_t sources = wh_demo_sources(ranks_in(c, TRAINING));
+    if (c->patient < 0) {
+        int64_t stop = next_stop(c, find_away(c) >= 0); /* leave steps for all ranks */
+        c->limit = lowest_step(c) + LEAD < stop ? lowest_step(c) + LEAD : stop;
+        c->patient = ready ? __builtin_ctzll(ready) : -1;
+        for (int i = 0; i < c->options->ranks; i++) {
+            seat *s = c->seats + i;
+            bool lends = ready && sources >> i & 1;
+            if (s->state == TRAINING && (s->limit != c->limit || lends)) {
+                wh_demo_message order = {lends ? WH_DEMO_LEND : WH_DEMO_LIMIT, .peer = c->patient, .step = c->limit};
+                s->limit = c->limit;
+                send(s->control, &order, sizeof(order), MSG_NOSIGNAL);
+            }
         }
+    }
+    if (c->patient >= 0 && c->seats[c->patient].state == READY && lowest_step(c) == c->limit) {
+        wh_demo_message order = {WH_DEMO_HEAL, .step = c->limit, .ranks = sources};
+        c->seats[c->patient].state = HEALING;
+        send(c->seats[c->patient].control, &order, sizeof(order), MSG_NOSIGNAL);
     }
 }
 
 /* ---- messages ---- */
 
-/** Notes the step of a rank. All ranks must have the same digest after it. */
+/** Records that a rank has finished a step. All ranks must have the same digest after this step. */
 static void on_step(conductor *c, int rank, const wh_demo_message *m) {
-    seat *s = c->seats + rank;
-    if (m->step < 0 || m->step > c->options->steps) {
-        fail(c, "rank %d reports step %" PRId64 ", which does not exist", rank, m->step);
-        return;
-    }
+    assert(m->step >= 0 && m->step <= c->options->steps);
     step_digest *first = c->digests + m->step;
-    if (!first->known) {
-        *first = (step_digest){true, rank, m->digest};
+    if (!first->reporter) {
+        *first = (step_digest){rank + 1, m->digest};
     } else if (memcmp(&first->digest, &m->digest, sizeof(m->digest)) != 0) {
         fail(c, "the digests differ: after step %" PRId64 " rank %d has %016" PRIx64 " and rank %d has %016" PRIx64,
-             m->step, rank, m->digest.words[2], first->rank, first->digest.words[2]);
+             m->step, rank, m->digest.words[2], first->reporter - 1, first->digest.words[2]);
     }
-    s->step = m->step;
-    s->state = TRAINING;
-    if (s->behind && s->step >= lowest_step(c, rank)) {
-        s->behind = false;
-        wh_timeline_say(&c->timeline, WH_DEMO_PLAIN, "rank %d has caught up at step %" PRId64, rank, s->step);
-    }
+    c->seats[rank].step = m->step;
+    c->seats[rank].state = TRAINING;
 }
 
 static void on_message(conductor *c, int rank, const wh_demo_message *m) {
     switch (m->kind) {
+    case WH_DEMO_READY:
+        c->seats[rank].state = READY;
+        break;
+    case WH_DEMO_HEALING:
+        if (c->ends_in_heal && c->killed == c->options->kills - 1 && c->seats[m->peer].state == TRAINING) {
+            kill_rank(c, m->peer);
+        }
+        break;
     case WH_DEMO_HEALED:
         wh_timeline_healed(&c->timeline, rank, m);
+        wh_timeline_say(&c->timeline, WH_DEMO_PLAIN, "training continues after step %" PRId64 ", delayed by %.2f s%s",
+                        m->step, m->delay, c->victim & ~m->lost ? "; the heal had ended before the kill" : "");
         on_step(c, rank, m);
-        break;
-    case WH_DEMO_LENT:
-        wh_timeline_say(&c->timeline, WH_DEMO_PLAIN, "rank %d continues at step %" PRId64 ", held up for %.2f s", rank,
-                        m->step, m->seconds);
+        c->patient = -1;
+        c->victim = 0;
         break;
     case WH_DEMO_STEPPED:
         on_step(c, rank, m);
@@ -285,7 +312,7 @@ static void on_message(conductor *c, int rank, const wh_demo_message *m) {
     }
 }
 
-/** Receives a message of a rank, or notices that it has died. */
+/** Receives a message from a rank, or detects that the rank has died. */
 static void listen_to(conductor *c, int rank) {
     wh_demo_message message;
     ssize_t got = recv(c->seats[rank].control, &message, sizeof(message), MSG_DONTWAIT);
@@ -304,32 +331,35 @@ static void listen_to(conductor *c, int rank) {
     }
 }
 
-/** Waits for messages, but not longer than a frame of the bar, and handles them. */
+/** Waits for messages, at most FRAME_MS, and handles them. */
 static void handle_messages(conductor *c) {
     struct pollfd ready[WH_DEMO_RANKS_MAX];
-    int ranks = (int)c->options->ranks;
-    for (int i = 0; i < ranks; i++) {
+    for (int i = 0; i < c->options->ranks; i++) {
         ready[i] = (struct pollfd){.fd = c->seats[i].pid ? c->seats[i].control : -1, .events = POLLIN};
     }
-    bool some = poll(ready, (nfds_t)ranks, FRAME_MS) > 0;
-    for (int i = 0; i < ranks && some && !c->over; i++) {
-        if (ready[i].revents) {
+    bool some = poll(ready, (nfds_t)c->options->ranks, FRAME_MS) > 0;
+    for (int i = 0; i < c->options->ranks && some && !c->over; i++) {
+        if (ready[i].revents && c->seats[i].pid) { /* it may just have been killed */
             listen_to(c, i);
         }
     }
 }
 
-/* ---- the show ---- */
+/* ---- the main loop ---- */
 
-/** Kills a rank or starts its replacement if it is time. @return false at the end of the show. */
+/** Kills or replaces a rank, if it is time to do so. @return false when all steps are done. */
 static bool act(conductor *c) {
-    int away = find_away(c);
-    int64_t lowest = lowest_step(c, -1);
-    if (away >= 0 && c->seats[away].state == DOWN && wh_clock() >= c->seats[away].restart_at) {
-        start(c, away, true);
-    } else if (away < 0 && lowest == c->options->steps) {
+    bool all = find_away(c) < 0;
+    int64_t lowest = lowest_step(c);
+    for (int i = 0; i < c->options->ranks; i++) {
+        if (c->seats[i].state == DOWN && wh_clock() >= c->seats[i].restart_at) {
+            start(c, i, true);
+        }
+    }
+    if (all && lowest == c->options->steps) {
         return false;
-    } else if (away < 0 && lowest >= next_stop(c)) {
+    }
+    if (all && lowest >= next_stop(c, false)) {
         kill_rank(c, c->killed % (int)c->options->ranks);
     }
     if (wh_interrupt_code()) {
@@ -344,20 +374,20 @@ static bool act(conductor *c) {
 }
 
 static void show_progress(conductor *c) {
-    static const char *const notes[] = {"starts", "catches up", "is down"};
+    static const char *const notes[] = {"starts", "trains", "is down", "waits to be healed", "is being healed"};
     char note[64] = "";
     int away = find_away(c);
-    int64_t lowest = lowest_step(c, -1);
-    if (away >= 0) {
-        snprintf(note, sizeof(note), "rank %d %s", away, notes[c->seats[away].state]);
+    if (away >= 0 && c->timeline.bar.terminal) {
+        snprintf(note, sizeof(note), "  rank %d %s", away, notes[c->seats[away].state]);
     }
-    wh_timeline_progress(&c->timeline, lowest < 0 ? 0 : lowest, note);
+    wh_timeline_progress(&c->timeline, lowest_step(c) < 0 ? 0 : lowest_step(c), note);
 }
 
 int wh_demo_conduct(const wh_demo_options *options) {
     static conductor c;
     char text[64];
     c.options = options;
+    c.ends_in_heal = options->kills > 1 && options->ranks > 2; /* another source must be left */
     c.digests = wh_need(calloc((size_t)options->steps + 1, sizeof(*c.digests)));
     wh_timeline_begin(&c.timeline, options);
     wh_interrupt_catch();
@@ -370,6 +400,7 @@ int wh_demo_conduct(const wh_demo_options *options) {
         start(&c, i, false);
     }
     c.heard = wh_clock();
+    c.patient = -1;
     while (!c.over && act(&c)) {
         set_pace(&c);
         show_progress(&c);

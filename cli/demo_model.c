@@ -7,7 +7,7 @@
 
 enum { LAYERS = 8, PARTS = 5, PARAMETERS = 1 + LAYERS * PARTS, KINDS = 3, PARAMETER_BYTES = 2 + 4 + 4 };
 
-/** What is stored per parameter: the weight and Adam's two moments. */
+/** The tensors of each parameter: the weight and Adam's two moments. */
 static const struct kind {
     const char *name;
     wherry_dtype dtype;
@@ -23,18 +23,22 @@ typedef struct parameter {
 } parameter;
 
 struct wh_demo_model {
-    parameter parameters[PARAMETERS]; /**< The embedding, then PARTS per layer. */
+    parameter parameters[PARAMETERS]; /**< First the embedding, then PARTS parameters per layer. */
 };
 
-/** Two words that are processed at once: a 128-bit register. */
+/** Two words in a 128-bit register, which are processed together. */
 typedef uint64_t word_pair __attribute__((vector_size(16)));
 
-/** Chooses the shapes of a transformer. The vocabulary gets the rest. All sizes divide by 16. */
+/**
+ * Chooses the shapes of a transformer. The embedding gets the parameters that are left. The size of
+ * every storage is a multiple of sizeof(word_pair).
+ */
 static void choose_shapes(wh_demo_model *model, uint64_t size) {
     int64_t left = (int64_t)(size / PARAMETER_BYTES);
     int64_t width = 16;
     while (104 * (width + 16) * (width + 16) <= left) {
-        width += 16; /* 12 squares per layer, and about 8 for the vocabulary */
+        /* 8 layers with 12 * width^2 parameters each, and about 8 * width^2 for the embedding */
+        width += 16;
     }
     const int64_t shapes[PARTS][2] = {
         {3 * width, width}, {width, width}, {4 * width, width}, {width, 4 * width}, {width, 1}};
@@ -88,7 +92,7 @@ void wh_demo_model_destroy(wh_demo_model *model) {
     free(model);
 }
 
-/** Adds an item to a dict, or destroys it. Does nothing if an earlier call failed. */
+/** Adds an item to a dict. Destroys the item on failure, or if an earlier call has failed. */
 static void add(wherry_status *status, wherry_value *dict, const char *name, wherry_value *item, wherry_error *error) {
     WH_THEN(*status, wherry_dict_put(dict, name, item, error));
     if (*status != WHERRY_OK) {
@@ -123,7 +127,8 @@ wherry_status wh_demo_model_state(const wh_demo_model *model, int64_t step, wher
             add_tensor(&status, dict, model->parameters[i].name, model->parameters + i, kind, error);
         }
         if (kind == 0 && status == WHERRY_OK) {
-            add_tensor(&status, dict, "head", model->parameters, 0, error); /* tied */
+            /* The head is tied to the embedding. */
+            add_tensor(&status, dict, "head", model->parameters, 0, error);
         }
     }
     if (status != WHERRY_OK) {
@@ -135,9 +140,10 @@ wherry_status wh_demo_model_state(const wh_demo_model *model, int64_t step, wher
 }
 
 /**
- * Adds a storage to the digest, after training it if `train` says so. Sums of the words, and sums
- * of these sums: neither a changed word nor two swapped ones go unnoticed. A step is a bijection:
- * states that once differ stay different.
+ * Adds a storage to the digest. If `train` is true, first applies a training step to the storage.
+ * The digest consists of the sum of all words and the sum of the running sums, so it changes if a
+ * word changes or if two words are swapped. A training step is a bijection: two states that differ
+ * before it differ after it.
  */
 static void digest_storage(const wherry_storage *storage, bool train, uint64_t key, wh_demo_digest *digest) {
     char *bytes = wherry_storage_data(storage);
@@ -159,26 +165,11 @@ static void digest_storage(const wherry_storage *storage, bool train, uint64_t k
     *digest = (wh_demo_digest){{sum[0], sum[1], sums[0], sums[1]}};
 }
 
-static wh_demo_digest digest_model(const wh_demo_model *model, bool train, int64_t step) {
+wh_demo_digest wh_demo_model_train(wh_demo_model *model, int64_t step) {
     wh_demo_digest digest = {{0}};
     for (int i = 0; i < PARAMETERS * KINDS; i++) {
         uint64_t key = mix((uint64_t)step * PARAMETERS * KINDS + (uint64_t)i);
-        digest_storage(model->parameters[i / KINDS].storages[i % KINDS], train, key, &digest);
+        digest_storage(model->parameters[i / KINDS].storages[i % KINDS], step > 0, key, &digest);
     }
     return digest;
-}
-
-wh_demo_digest wh_demo_model_train(wh_demo_model *model, int64_t step) {
-    return digest_model(model, true, step);
-}
-
-wh_demo_digest wh_demo_model_digest(const wh_demo_model *model) {
-    return digest_model(model, false, 0);
-}
-
-void wh_demo_model_spoil(wh_demo_model *model) {
-    for (int i = 0; i < PARAMETERS * KINDS; i++) {
-        const wherry_storage *storage = model->parameters[i / KINDS].storages[i % KINDS];
-        memset(wherry_storage_data(storage), 0xFF, wherry_storage_nbytes(storage));
-    }
 }

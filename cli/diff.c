@@ -29,10 +29,10 @@ const wh_command wh_command_diff = {
     .operands = "A B",
     .least = 2,
     .most = 2,
-    .text = "Compares two checkpoint files, also of different formats. Prints one line per difference: '-' for a "
-            "tensor or value that only A has, '+' for one that only B has, '!' for one whose dtype, shape or content "
-            "differs.\n\n"
-            "Exits with 0 if they are equal and with 1 if they differ. -q prints nothing.",
+    .text = "Compares two checkpoint files, which may have different formats. Prints one line per difference: '-' for "
+            "a tensor or value that only A has, '+' for one that only B has, '!' for one whose dtype, shape, flags or "
+            "content differ.\n\n"
+            "Exits with 0 if the files are equal and with 1 if they differ. -q prints nothing.",
     .options = options_taken,
     .json = true,
     .examples = "wherry diff yesterday.safetensors today.safetensors\n"
@@ -88,7 +88,7 @@ static bool is_dense(const wherry_tensor *tensor) {
     return true;
 }
 
-/** Counts the differing elements of two dense tensors. */
+/** Counts the elements that differ between two dense tensors, and writes the result to text. */
 static void count_elements(const wherry_tensor *one, const wherry_tensor *other, char *text, size_t size) {
     uint64_t bytes = wherry_dtype_describe(one->dtype)->bytes;
     uint64_t count = wherry_tensor_count(one);
@@ -139,14 +139,15 @@ static wherry_status compare_leaf(comparison *c, const wh_leaf *one, const wh_le
     if (status == WHERRY_MISMATCH) {
         wh_leaf_text(one, texts[0], sizeof(texts[0]));
         wh_leaf_text(other, texts[1], sizeof(texts[1]));
-        bool same = strcmp(texts[0], texts[1]) == 0; /* long strings and DTensors are cut */
+        /* Two different values can have the same description, because it may be shortened. */
+        bool same = strcmp(texts[0], texts[1]) == 0;
         report(c, '!', one->name, same ? "content differs" : texts[0], same ? NULL : texts[1]);
         status = WHERRY_OK;
     }
     return status;
 }
 
-/** Walks both lists in the order of their names. */
+/** Sorts both lists by name, and compares them. */
 static wherry_status compare_all(comparison *c, wh_leaves *one, wh_leaves *other, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     char text[256];

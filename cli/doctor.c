@@ -1,4 +1,4 @@
-/* `wherry doctor`: what decides how fast checkpoints move here, and which lane would be used. */
+/* `wherry doctor`: shows which lane would be used, and what affects speed on this machine. */
 #include <dlfcn.h>
 #include <ifaddrs.h>
 #include <inttypes.h>
@@ -23,7 +23,7 @@
 
 enum {
     PROBE_BYTES = 16 << 20,
-    LOAD_SECONDS = 20, /**< Loading a GPU library may start a driver. */
+    LOAD_SECONDS = 20, /**< Long, because loading a GPU library may start a driver. */
     FINDINGS_MAX = 128,
     TEXT_MAX = 256,
     ADVICE_COLUMN = 24,
@@ -49,9 +49,9 @@ static int run(void *context, const wh_operands *operands);
 
 const wh_command wh_command_doctor = {
     .name = "doctor",
-    .summary = "show which lane would be used, and what keeps this machine from a faster one",
+    .summary = "show which lane would be used, and what prevents a faster one",
     .operands = "",
-    .text = "Checks what decides how fast checkpoints move: permission to read another process's memory, huge pages, "
+    .text = "Checks what affects the speed of transfers: permission to read another process's memory, huge pages, "
             "network interfaces, and the installed versions of UCX, CUDA and NCCL. Then two processes try each lane. "
             "A line that starts with ! is a problem, and the next line says how to fix it.\n\n"
             "Exits with 1 if there is a problem. Changes nothing. `wherry bench` measures the lanes.",
@@ -68,13 +68,13 @@ const wh_command wh_command_doctor = {
 /* ---- findings ---- */
 
 typedef enum level {
-    FACT, /**< Neither good nor bad. */
+    FACT, /**< Information that is neither good nor bad. */
     GOOD,
     BAD, /**< Something does not work or is slower than necessary; the advice says what to do. */
 } level;
 
 typedef struct finding {
-    const char *area; /**< "permissions" */
+    const char *area; /**< The heading, such as "permissions". */
     level level;
     char name[64];
     char value[TEXT_MAX];
@@ -83,9 +83,9 @@ typedef struct finding {
 
 static finding findings[FINDINGS_MAX];
 static size_t finding_count;
-static size_t problem_count; /**< Findings that are BAD. */
+static size_t problem_count; /**< Number of findings that are BAD. */
 
-/** Adds a finding. @param advice  NULL for none. */
+/** Adds a finding. @param advice  what to do; NULL if there is nothing to do. */
 __attribute__((format(printf, 5, 6))) static void add(const char *area, const char *name, level how, const char *advice,
                                                       const char *format, ...) {
     va_list arguments;
@@ -117,7 +117,7 @@ static void find_machine(void) {
     add("machine", "wherry", FACT, NULL, "%s", wherry_version());
 }
 
-/** What allows one process to read another's memory, which the lane cma needs. */
+/** Finds out whether one process may read another's memory, which the cma lane needs. */
 static void find_permissions(void) {
     static const char area[] = "permissions";
     static const char *const modes[] = {"off", "strict", "filter"};
@@ -133,9 +133,10 @@ static void find_permissions(void) {
         bool allowed = scope <= 1 || (scope == 2 && capable);
         add(area, "Yama", allowed ? GOOD : BAD,
             allowed      ? NULL
-            : scope == 2 ? "the lane cma needs CAP_SYS_PTRACE, or: sysctl kernel.yama.ptrace_scope=1"
-                         : "the lane cma needs a lower kernel.yama.ptrace_scope, which takes a reboot",
-            "ptrace_scope %d%s", scope, scope == 1 ? " (the source permits its reader)" : "");
+            : scope == 2 ? "the cma lane needs CAP_SYS_PTRACE, or run: sysctl kernel.yama.ptrace_scope=1"
+                         : "the cma lane needs a lower kernel.yama.ptrace_scope; changing it takes a reboot",
+            "ptrace_scope %d%s", scope,
+            scope == 1 ? " (sufficient: a source allows its receivers to read its memory)" : "");
     }
     if (wh_read_field("/proc/self/status", "Seccomp:", text, sizeof(text))) {
         unsigned mode = (unsigned)strtoul(text, NULL, 10);
@@ -143,16 +144,16 @@ static void find_permissions(void) {
     }
     bool dumpable = prctl(PR_GET_DUMPABLE) == 1;
     add(area, "dumpable", dumpable ? GOOD : BAD,
-        dumpable ? NULL : "the lane cma cannot read this process; set PR_SET_DUMPABLE to 1", "%s",
+        dumpable ? NULL : "the cma lane cannot read this process; set PR_SET_DUMPABLE to 1", "%s",
         dumpable ? "yes" : "no");
     if (stat("/proc/self/ns/pid", &space) == 0) {
-        add(area, "pid namespace", FACT, NULL, "%" PRIu64 "; cma works only between ranks of one pid namespace",
-            (uint64_t)space.st_ino);
+        add(area, "pid namespace", FACT, NULL,
+            "%" PRIu64 "; the cma lane works only between ranks of one pid namespace", (uint64_t)space.st_ino);
     }
-    add(area, "user", FACT, NULL, "%d; cma works only between ranks of one user", (int)geteuid());
+    add(area, "user", FACT, NULL, "%d; the cma lane works only between ranks of one user", (int)geteuid());
 }
 
-/** Reads the selected word of "always [madvise] never". */
+/** Reads the selected word of a file such as "always [madvise] never". @return false if none. */
 static bool read_choice(const char *path, char *word, size_t size) {
     char line[256];
     wh_read_field(path, "", line, sizeof(line));
@@ -174,7 +175,7 @@ static void find_memory(void) {
     bool good = there && strcmp(word, "never") != 0;
     add(area, "huge pages", good ? GOOD : BAD,
         good    ? NULL
-        : there ? "receiving into new memory is several times slower without huge pages: echo madvise > "
+        : there ? "without huge pages, receiving into new memory is several times slower; run: echo madvise > "
                   "/sys/kernel/mm/transparent_hugepage/enabled"
                 : "this kernel has no transparent huge pages; receive in place instead of into new memory",
         "%s", word);
@@ -182,7 +183,7 @@ static void find_memory(void) {
         add(area, "huge pages, shared", FACT, NULL, "%s", word);
     }
     if (statvfs("/dev/shm", &shm) == 0) {
-        add(area, "/dev/shm", FACT, NULL, "%s, %s free (the lane ring does not use it)",
+        add(area, "/dev/shm", FACT, NULL, "%s, %s free (the ring lane does not use it)",
             wh_size_text((uint64_t)shm.f_blocks * shm.f_frsize, sizes[0]),
             wh_size_text((uint64_t)shm.f_bavail * shm.f_frsize, sizes[1]));
     }
@@ -201,7 +202,7 @@ static void find_interface(const struct ifaddrs *one) {
     socklen_t size = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
     if (!(one->ifa_flags & IFF_UP) || (family != AF_INET && family != AF_INET6) ||
         getnameinfo(one->ifa_addr, size, address, sizeof(address), NULL, 0, NI_NUMERICHOST) != 0 ||
-        strchr(address, '%')) { /* link-local */
+        strchr(address, '%')) { /* '%' is in link-local addresses, which are skipped */
         return;
     }
     snprintf(path, sizeof(path), "/sys/class/net/%s/speed", one->ifa_name);
@@ -224,12 +225,12 @@ static void find_network(void) {
         freeifaddrs(all);
     }
     if (wanted && *wanted && !found) {
-        add("network", "WHERRY_INTERFACE", BAD, "name one of the interfaces above, or unset it", "%s does not exist",
-            wanted);
+        add("network", "WHERRY_INTERFACE", BAD, "set it to one of the interfaces above, or unset it",
+            "%s does not exist", wanted);
     }
 }
 
-/** Variables of the environment that Wherry reads. Secrets are not shown. */
+/** Lists the environment variables that begin with WHERRY_. Secrets are not shown. */
 static void find_settings(void) {
     for (char **one = environ; *one; one++) {
         const char *value = strchr(*one, '=');
@@ -288,9 +289,10 @@ static bool nccl_version(void *library, char *text, size_t size) {
 
 static const struct library {
     const char *name;
-    const char *variable; /**< Environment variable that names another file. */
+    const char *variable; /**< The environment variable that overrides `file`. */
     const char *file;
-    bool (*version)(void *library, char *text, size_t size); /**< @return false: unknown. */
+    /** Writes the version of the loaded library. @return false if it is unknown. */
+    bool (*version)(void *library, char *text, size_t size);
     const char *missing;
 } libraries[] = {
     {"UCX", "WHERRY_UCX_LIBRARY", "libucp.so.0", ucx_version, "RDMA between hosts needs it: install libucx0 or ucx"},
@@ -299,7 +301,7 @@ static const struct library {
      "GPUs on two hosts need it: install libnccl2, or torch with CUDA"},
 };
 
-/** Loads a library in a child process, because loading runs its code and may crash. */
+/** Loads a library in a child process, because its code runs when it is loaded and may crash. */
 static void find_library(const struct library *one) {
     int ends[2];
     char text[TEXT_MAX] = "";
@@ -325,8 +327,8 @@ static void find_library(const struct library *one) {
     close(ends[0]);
     waitpid(child, &result, 0);
     if (WIFSIGNALED(result)) {
-        add("libraries", one->name, BAD, "loading it ends the process: repair or remove it", "killed by a signal: %s",
-            strsignal(WTERMSIG(result)));
+        add("libraries", one->name, BAD, "loading this library crashes or hangs; repair or remove it",
+            "killed by a signal: %s", strsignal(WTERMSIG(result)));
     } else if (*text) {
         add("libraries", one->name, GOOD, NULL, "%s", text);
     } else {
@@ -336,7 +338,7 @@ static void find_library(const struct library *one) {
 
 /* ---- lanes ---- */
 
-/** @return the lane that would be used; "" if none works. */
+/** Adds the findings about lanes. @return the lane that would be used; "" if none works. */
 static const char *find_lanes(const wh_probe *probe) {
     const char *used = probe->lanes[0].status == WHERRY_OK ? probe->lanes[0].used : "";
     for (size_t i = 1; i < probe->count; i++) {
@@ -373,7 +375,8 @@ static void print_text(const char *lane, bool quiet) {
             wh_print_wrapped(stdout, one->advice, ADVICE_COLUMN, WIDTH);
         }
     }
-    printf("%s%s%s", *area ? "\n" : "", *lane ? "checkpoints would use the lane " : "no lane works", lane);
+    printf("%s%s%s%s", *area ? "\n" : "", *lane ? "checkpoints would use the " : "no lane works", lane,
+           *lane ? " lane" : "");
     printf("; %zu problem%s\n", problem_count, problem_count == 1 ? "" : "s");
 }
 

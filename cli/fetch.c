@@ -1,11 +1,11 @@
 /*
- * `wherry fetch`: receives files from a `wherry serve`.
+ * `wherry fetch`: receives files from `wherry serve`.
  *
- *  1. A file is received straight into .NAME.part and renamed to NAME only if all of it is there
- *     and has the right digests.
- *  2. Nothing is written before the whole target is known to fit what the server offers.
- *  3. Byte for byte if possible. Another format, or --only, needs the tensors ("states"):
- *     file_set.h.
+ *  1. A file is received straight into .NAME.part. It is renamed to NAME only when it is complete
+ *     and its digests are correct.
+ *  2. No received byte is written until the whole target matches the server's offer.
+ *  3. Files are fetched byte for byte if possible. For another format, or with --only, the tensors
+ *     ("states", see file_set.h) are fetched instead.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -45,7 +45,8 @@ static const wh_option options_taken[] = {
     WH_OPTION(fetch_options, sync, FLAG, "sync", 0, NULL, "exit only after the files are on the disk (fsync)"),
     WH_OPTION(fetch_options, token_file, FILE, "token-file", 't', "FILE",
               "read the token from FILE (default: the environment variable WHERRY_TOKEN, or a prompt)"),
-    WH_OPTION(fetch_options, lanes, TEXT, "lanes", 0, "LANES", "lanes to use, such as stream or ^cma (default: all)"),
+    WH_OPTION(fetch_options, lanes, TEXT, "lanes", 0, "LANES",
+              "lanes to use, such as cma,stream, or ^cma for all but cma (default: all)"),
     WH_OPTION(fetch_options, trace, FILE, "trace", 0, "FILE",
               "write a timeline of the transfer for chrome://tracing or Perfetto"),
     WH_OPTION(fetch_options, timeout, NUMBER, "timeout", 0, "SECONDS",
@@ -57,15 +58,15 @@ static int run(void *context, const wh_operands *operands);
 
 const wh_command wh_command_fetch = {
     .name = "fetch",
-    .summary = "fetch checkpoint files from a `wherry serve`",
+    .summary = "fetch checkpoint files from `wherry serve`",
     .operands = "ADDRESS",
     .least = 1,
     .most = 1,
-    .text = "Fetches the files that are served at ADDRESS, byte for byte, over the fastest lane, and checks them with "
-            "digests. A file is written as .NAME.part and renamed when it is complete and correct.\n\n"
-            "If PATH has the ending of another format (.safetensors, .wherry), or with --only, the tensors are written "
-            "in the format of PATH.\n\n"
-            "The token is never an argument, because other users can see those.",
+    .text = "Fetches the files that are served at ADDRESS, byte for byte, over the fastest lane, and checks them "
+            "against digests. A file is written as .NAME.part and renamed when it is complete and correct.\n\n"
+            "If PATH ends with the suffix of another format (.safetensors, .wherry), or with --only, the tensors are "
+            "written in the format of PATH.\n\n"
+            "The token is never an argument, because other users of the machine can see arguments.",
     .options = options_taken,
     .json = true,
     .examples = "WHERRY_TOKEN=... wherry fetch tcp://127.0.0.1:41234 -o model.safetensors\n"
@@ -75,17 +76,19 @@ const wh_command wh_command_fetch = {
     .run = run,
 };
 
-/** One fetch. */
+/** The state of one fetch. */
 typedef struct fetch {
     const fetch_options *options;
     wh_bar bar;
-    const char *doing;            /**< What the bar shows: "comparing" or "receiving". */
-    wherry_file_writer **writers; /**< One per file. */
+    const char *doing;            /**< The label of the progress bar: "comparing" or "receiving". */
+    wherry_file_writer **writers; /**< One writer per file. */
     char **paths;
     size_t count;
     wherry_value *target;
-    bool needs_states;  /**< It failed: bytes were requested, but the target needs tensors. */
-    wherry_error error; /**< Why the offer was not accepted; status WHERRY_OK if it was. */
+    /** True if the fetch failed because bytes were requested but the target needs tensors. */
+    bool needs_states;
+    /** Why the offer was not accepted. Its status is WHERRY_OK if the offer was accepted. */
+    wherry_error error;
     wherry_stats stats;
 } fetch;
 
@@ -96,17 +99,17 @@ static bool is_folder(const char *path) {
     return stat(path, &found) == 0 && S_ISDIR(found.st_mode);
 }
 
-/** True if the output names one checkpoint: it is not a folder and has the ending of a format. */
+/** True if the output is not a folder and its name ends with the suffix of a format. */
 static bool is_one_checkpoint(const char *output) {
     return wherry_file_format_of(output) != WHERRY_FILE_AUTO && !is_folder(output);
 }
 
-/** Decides whether the files go into a folder, and creates it. */
+/** Decides whether the files go into a folder, and creates the folder if needed. */
 static wherry_status find_folder(const char *output, size_t count, bool *inside_p, wherry_error *error) {
     *inside_p = count > 1 || is_folder(output) || output[strlen(output) - 1] == '/';
     if (count > 1 && is_one_checkpoint(output)) {
         return wh_fail_error(error, WHERRY_INVALID_ARGUMENT,
-                             "the server offers %zu files, but %s names one; give a folder, ending in /", count,
+                             "the server offers %zu files, but %s is one file; name a folder, with / at the end", count,
                              output);
     }
     if (*inside_p && !is_folder(output) && mkdir(output, 0777) != 0) {
@@ -120,8 +123,9 @@ static wherry_status find_folder(const char *output, size_t count, bool *inside_
 /** A file to write. */
 typedef struct wanted_file {
     const char *name;
-    const wherry_value *value; /**< Its bytes or its state; borrowed. */
-    wherry_value *picked;      /**< The part of the state that --only selects; NULL: all of it. */
+    const wherry_value *value; /**< The file's bytes or state; borrowed. */
+    /** The part of the state that --only selects; NULL without --only. */
+    wherry_value *picked;
 } wanted_file;
 
 /** Opens the writer of a file, and adds its target to parts[0] (bytes) or parts[1] (states). */
@@ -141,7 +145,7 @@ static wherry_status open_writer(fetch *f, const wanted_file *wanted, bool insid
                                                : wherry_dict_get(states, wanted->name);
     if (!value) {
         f->needs_states = true;
-        return wh_fail_error(error, WHERRY_UNSUPPORTED, "%s is a shard without a state; it cannot be written to %s",
+        return wh_fail_error(error, WHERRY_UNSUPPORTED, "%s is a single shard; it cannot be converted to %s",
                              wanted->name, *path);
     }
     wherry_file_write_options_init(&options);
@@ -156,7 +160,7 @@ static wherry_status open_writer(fetch *f, const wanted_file *wanted, bool insid
     return status == WHERRY_OK ? wh_dict_give(parts[bytes ? 0 : 1], wanted->name, target, error) : status;
 }
 
-/** Lists the files to write: all of them, or those with a tensor that --only selects. */
+/** Lists the files to write: all, or with --only, those that contain a selected tensor. */
 static wherry_status list_wanted(const fetch *f, const wherry_value *from, wanted_file *wanted, size_t *count_p,
                                  wherry_error *error) {
     const char *only = f->options->only;
@@ -197,19 +201,20 @@ static wherry_status open_writers(fetch *f, const wanted_file *wanted, size_t co
     return wh_file_set_wrap(parts[0], parts[1], &f->target, error);
 }
 
-/** Builds the target for what the server offers. */
+/** Builds the target for the state that the server offers. */
 static wherry_status build_target(fetch *f, const wherry_value *state, wherry_error *error) {
     const wherry_value *bytes = wh_file_set_part(state, "bytes");
     const wherry_value *states = wh_file_set_part(state, "states");
     size_t count = 0;
     if (!bytes || !states) {
-        return wh_fail_error(error, WHERRY_MALFORMED, "the other side does not serve files");
+        return wh_fail_error(error, WHERRY_MALFORMED, "the process at this address does not serve files");
     }
-    /* Several files may be the shards of one checkpoint: one output file needs its state. */
+    /* Several files may be shards of one checkpoint. Writing them to one file needs the state. */
     bool merge = wherry_dict_count(bytes) > 1 && is_one_checkpoint(f->options->output);
     if (merge && wherry_dict_count(states) == 0) {
         f->needs_states = true;
-        return wh_fail_error(error, WHERRY_UNSUPPORTED, "the server offers %zu files, but one is wanted",
+        return wh_fail_error(error, WHERRY_UNSUPPORTED,
+                             "the server offers %zu files, which cannot be combined into one; name a folder",
                              wherry_dict_count(bytes));
     }
     const wherry_value *from = f->options->only || merge || wherry_dict_count(bytes) == 0 ? states : bytes;
@@ -235,14 +240,14 @@ static wherry_status accept_offer(void *context, const wherry_value *state, cons
 
 /* ---- --trace ---- */
 
-/** Collects events; several threads add them. */
+/** Collects events. Several threads may add them at the same time. */
 typedef struct trace {
-    FILE *out; /**< NULL: no trace. */
+    FILE *out; /**< The trace file; NULL if there is no trace. */
     pthread_mutex_t lock;
     wherry_trace_event *events;
     size_t count;
     size_t capacity;
-    bool incomplete; /**< There was no memory for some events. */
+    bool incomplete; /**< True if some events are missing because there was no memory. */
 } trace;
 
 static void add_event(void *context, const wherry_trace_event *event) {
@@ -261,7 +266,7 @@ static void add_event(void *context, const wherry_trace_event *event) {
     pthread_mutex_unlock(&t->lock);
 }
 
-/** Writes a complete event ("X") of the Trace Event Format. Phases get their own row: thread 0. */
+/** Writes an event of type "X" of the Trace Event Format. Phases are shown as thread 0. */
 static void write_event(wh_json *json, const wherry_trace_event *event) {
     bool phase = event->chunk == WHERRY_TRACE_PHASE;
     wh_json_open(json, NULL, '{');
@@ -283,7 +288,7 @@ static void write_event(wh_json *json, const wherry_trace_event *event) {
     wh_json_close(json, '}');
 }
 
-/** @return false with errno if the trace could not be written. */
+/** Writes the trace file. @return false, with errno set, if it could not be written. */
 static bool write_trace(trace *t) {
     bool good = true;
     if (t->out) {
@@ -313,7 +318,7 @@ static void show_progress(void *context, const wherry_progress *progress) {
     if (f->options->common.quiet) {
         return;
     }
-    if (f->doing != doing) { /* --resume compares first */
+    if (f->doing != doing) { /* with --resume, comparing comes first */
         f->doing = doing;
         f->bar.tenths = 0;
     }
@@ -374,7 +379,7 @@ static wherry_status fetch_files(fetch *f, const char *address, char request, wh
     return status;
 }
 
-/** Frees it. Files that are not finished are removed, or kept as .part with --resume. */
+/** Frees a fetch. Unfinished files are removed; with --resume they are kept as .part. */
 static void end_fetch(fetch *f) {
     wherry_value_destroy(f->target);
     for (size_t i = 0; i < f->count; i++) {
@@ -407,7 +412,7 @@ static void print_json(const fetch *f) {
         wh_json_text(&json, stats->skipped[i].lane, stats->skipped[i].text);
     }
     wh_json_close(&json, '}');
-    wh_json_flag(&json, "verified", stats->verified);
+    wh_json_flag(&json, "checked", stats->checked);
     wh_json_real(&json, "seconds", stats->total_seconds);
     wh_json_real(&json, "data_seconds", stats->data_seconds);
     wh_json_close(&json, '}');
@@ -425,7 +430,7 @@ static void print_text(const fetch *f) {
         printf(", %.2f GB/s over %s, checked", rate * 1e-9, stats->lane);
     }
     if (stats->bytes_held) {
-        printf("; %s were already there", wh_size_text(stats->bytes_held, size));
+        printf("; already had %s", wh_size_text(stats->bytes_held, size));
     }
     printf("\n");
 }

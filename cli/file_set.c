@@ -87,7 +87,7 @@ static wherry_status add_file(wh_file_set *set, const char *path, wherry_file_fo
                : status;
 }
 
-/** Adds a checkpoint: its state, and the bytes of its file or, for an index, of all its files. */
+/** Adds a checkpoint: its state, and the bytes of its files. An index has several files. */
 static wherry_status add_checkpoint(wh_file_set *set, const char *path, wherry_value *bytes, wherry_value *states,
                                     wherry_error *error) {
     wherry_file *file = NULL;

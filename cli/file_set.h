@@ -1,10 +1,11 @@
 /**
- * @file file_set.h  Checkpoint files as one state: what `wherry serve` sends to `wherry fetch`.
+ * @file file_set.h  Checkpoint files combined into one state. `wherry serve` sends this state to
+ * `wherry fetch`.
  *
  *     {"cargo": 1, "bytes": {NAME: the file, ...}, "states": {NAME: its tensors and values, ...}}
  *
- * A client asks for either part, and receives only what its target has room for. An index of
- * sharded files has a state with all tensors; its shards are files without a state. "cargo" is the
+ * A client requests one of the two parts, and receives only what its target contains. The index of
+ * a sharded checkpoint has a state with all tensors; its shards are in "bytes" only. "cargo" is the
  * version of this layout.
  */
 #ifndef WH_CLI_FILE_SET_H
@@ -16,11 +17,11 @@
 #include <wherry/file.h>
 #include <wherry/value.h>
 
-/** Starts as {0}. */
+/** The files that a server offers. Initialize it with {0}. */
 typedef struct wh_file_set {
-    wherry_value *bytes;  /**< The layout above with "bytes" only, */
-    wherry_value *states; /**< and with "states" only. */
-    wherry_file **open;   /**< A file that has a state is open twice. */
+    wherry_value *bytes;  /**< A state with the layout above that has only "bytes". */
+    wherry_value *states; /**< A state with the layout above that has only "states". */
+    wherry_file **open;   /**< The open files. A file that has a state is open twice. */
     size_t open_count;
     size_t files;
     uint64_t file_bytes;
@@ -29,26 +30,30 @@ typedef struct wh_file_set {
 
 /**
  * Opens checkpoint files. Does not read tensors.
- * @param paths  their names without folders must differ.
- * @return as wherry_file_open; WHERRY_INVALID_ARGUMENT if two have the same name.
+ * @param paths  the files. Their names, without folders, must be different.
+ * @return the statuses of wherry_file_open; WHERRY_INVALID_ARGUMENT if two files have the same
+ * name.
  */
 wherry_status wh_file_set_open(wh_file_set *set, char *const *paths, size_t count, wherry_error *error);
 
-/** Checks that no file has changed: as wherry_file_check. */
+/** Checks that no file has changed. Same statuses as wherry_file_check. */
 wherry_status wh_file_set_check(const wh_file_set *set, wherry_error *error);
 
 void wh_file_set_close(wh_file_set *set);
 
-/** @return the dict "bytes" or "states" of a state, borrowed; NULL if it has another layout. */
+/** Returns the dict "bytes" or "states", borrowed; NULL if the state does not have this layout. */
 const wherry_value *wh_file_set_part(const wherry_value *state, const char *part);
 
-/** @return a file name in such a dict, borrowed; NULL if unsafe: "", with a slash, "." or "..". */
+/**
+ * Gets a file name from a dict that wh_file_set_part returned. @return the name, borrowed; NULL if
+ * it is not safe: not a string, empty, ".", "..", or with a slash or a zero byte.
+ */
 const char *wh_file_set_name(const wherry_value *part, size_t index);
 
-/** Builds a state with this layout. Always takes ownership of both dicts; NULL: an empty one. */
+/** Builds a state with this layout. Always takes ownership of the dicts. NULL is an empty dict. */
 wherry_status wh_file_set_wrap(wherry_value *bytes, wherry_value *states, wherry_value **state_p, wherry_error *error);
 
-/** Adds an item to a dict. Always takes ownership of the item. */
+/** Adds an item to a dict. Takes ownership of the item, even on failure. */
 wherry_status wh_dict_give(wherry_value *dict, const char *name, wherry_value *item, wherry_error *error);
 
 #endif

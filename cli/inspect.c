@@ -1,4 +1,4 @@
-/* `wherry inspect`: what a checkpoint file or a server holds; with --digest, digests. */
+/* `wherry inspect`: shows the contents of a file or a server, or the digests of a file. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,7 +34,7 @@ static int run(void *context, const wh_operands *operands);
 
 const wh_command wh_command_inspect = {
     .name = "inspect",
-    .summary = "show what a checkpoint file or a server holds",
+    .summary = "show the contents of a checkpoint file or of a server",
     .operands = "FILE|ADDRESS",
     .least = 1,
     .most = 1,
@@ -42,9 +42,9 @@ const wh_command wh_command_inspect = {
         "Prints the tree of a checkpoint: containers, values, and tensors with dtype, shape and storage. Tensors with "
         "the same storage number share memory. The last line has the totals. Only the header is read, so a large file "
         "takes no longer than a small one.\n\n"
-        "FILE is a safetensors file, the index of a sharded one (.safetensors.index.json), or a .wherry file. ADDRESS "
-        "is the address of a `wherry serve`.\n\n"
-        "--digest reads the tensors and prints an XXH3-128 digest of each one's elements. The digest of the file "
+        "FILE is a safetensors file, the index of a sharded checkpoint (.safetensors.index.json), or a .wherry file. "
+        "ADDRESS is the address that `wherry serve` prints.\n\n"
+        "--digest reads the tensors and prints an XXH3-128 digest of the elements of each. The digest of the file "
         "covers the names, dtypes, shapes, digests and values in it. It does not depend on the file's format, the "
         "order of its tensors or their strides. It shows whether two files are equal, but it does not protect "
         "against forgery.",
@@ -60,11 +60,11 @@ const wh_command wh_command_inspect = {
 
 /* ---- the tree ---- */
 
-/** @return the number of a storage. *next_p is one more than the highest number so far. */
+/** Finds the number of a storage. *next_p is one more than the highest number so far. */
 static size_t storage_number(const wherry_prepared *prepared, const wherry_storage *storage, size_t *next_p) {
     size_t number = wherry_prepared_storage(prepared, *next_p) == storage ? *next_p : 0;
     while (wherry_prepared_storage(prepared, number) != storage && wherry_prepared_storage(prepared, number)) {
-        number++; /* it is shared with an earlier tensor */
+        number++; /* an earlier tensor shares the storage, so search from 0 */
     }
     *next_p = number < *next_p ? *next_p : number + 1;
     return number;
@@ -94,7 +94,7 @@ static void print_leaf(wh_json *json, const wh_leaf *leaf, const wherry_prepared
     wh_json_close(json, '}');
 }
 
-/** @param file  NULL if a server holds it. */
+/** Prints the tree as JSON. @param file  NULL if the state is from a server. */
 static void print_json(const char *name, const wherry_file_summary *file, const wherry_prepared *prepared,
                        const wh_leaves *leaves, wh_json *json) {
     wherry_prepared_summary sums;
@@ -118,7 +118,7 @@ static void print_json(const char *name, const wherry_file_summary *file, const 
     wh_json_close(json, '}');
 }
 
-/** Prints the last line of the text. */
+/** Prints the last line of the text output. */
 static void print_totals(const char *name, const wherry_file_summary *file, const wherry_prepared *prepared) {
     wherry_prepared_summary sums;
     char size[WH_SIZE_TEXT_MAX];
@@ -165,7 +165,7 @@ static void write_hex(const wherry_digest *digest, char text[HEX_MAX]) {
     }
 }
 
-/** Digests bytes as the elements of a tensor. */
+/** Computes the digest of bytes as if they were the elements of a tensor. */
 static wherry_status digest_bytes(const void *bytes, size_t size, char hex[HEX_MAX], wherry_error *error) {
     wherry_storage *storage;
     wherry_value *tensor = NULL;
@@ -186,7 +186,10 @@ static wherry_status digest_bytes(const void *bytes, size_t size, char hex[HEX_M
     return status;
 }
 
-/** @return a local tensor of a leaf, also of a DTensor or ShardedTensor; NULL after the last. */
+/**
+ * Returns a local tensor of a leaf; NULL if the leaf has no tensor with this number. A tensor or a
+ * DTensor has number 0 only. A ShardedTensor has one per local shard.
+ */
 static const wherry_value *local_tensor(const wherry_value *leaf, uint32_t number) {
     const wherry_dtensor *dtensor = wherry_dtensor_get(leaf);
     const wherry_sharded *sharded = wherry_sharded_get(leaf);
@@ -196,7 +199,7 @@ static const wherry_value *local_tensor(const wherry_value *leaf, uint32_t numbe
     return number > 0 ? NULL : dtensor ? dtensor->local : wherry_tensor_get(leaf) ? leaf : NULL;
 }
 
-/** Describes a leaf: dtype and shape of a tensor, else the kind and a digest of its manifest. */
+/** Describes a tensor by dtype and shape, and other leaves by kind and digest of the manifest. */
 static wherry_status describe(const wh_leaf *leaf, char *text, size_t size, wherry_error *error) {
     wherry_prepared *prepared = NULL;
     void *manifest = NULL;
@@ -217,9 +220,13 @@ static wherry_status describe(const wh_leaf *leaf, char *text, size_t size, wher
     return status;
 }
 
-/** Prints the digests of a leaf's tensors. @param all  gets a line for the digest of the file. */
+/**
+ * Prints the digests of the tensors of a leaf, as JSON if `json` is not NULL. Without JSON, prints
+ * nothing if `quiet` is true.
+ * @param all  receives one line per leaf. The digest of the file is computed from all these lines.
+ */
 static wherry_status digest_leaf(const wh_leaf *leaf, bool quiet, wh_json *json, FILE *all, wherry_error *error) {
-    char kind[2048] = ""; /* room for 64 dimensions of 19 digits */
+    char kind[2048] = ""; /* room for 64 dimensions with 19 digits each */
     bool sharded = wherry_sharded_get(leaf->value);
     wherry_status status = describe(leaf, kind, sizeof(kind), error);
     fprintf(all, "%s %s", leaf->name, kind);
@@ -245,7 +252,7 @@ static wherry_status digest_leaf(const wh_leaf *leaf, bool quiet, wh_json *json,
     return status;
 }
 
-/** Prints the digest of each tensor in the order of their names, then that of the file. */
+/** Prints the digests of all tensors, sorted by name, and then the digest of the file. */
 static wherry_status print_digests(const char *path, const wherry_value *state, bool quiet, wh_json *json,
                                    wherry_error *error) {
     wh_leaves leaves = {0};

@@ -1,4 +1,4 @@
-/* `wherry`: finds the sub-command and runs it; errors and signals. */
+/* `wherry`: finds the command and runs it. Also prints errors and handles signals. */
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -24,7 +24,8 @@ int wh_fail_command(const wh_command *command, int code, const char *format, ...
     int length = vasprintf(&text, format, arguments);
     va_end(arguments);
     fprintf(stderr, "wherry%s%s: ", command ? " " : "", command ? command->name : "");
-    wh_print_escaped(stderr, length < 0 ? "no memory for a message" : text); /* may quote a peer */
+    /* Escape the message, because it may contain text from a peer. */
+    wh_print_escaped(stderr, length < 0 ? "out of memory for an error message" : text);
     fputc('\n', stderr);
     free(length < 0 ? NULL : text);
     return code;
@@ -32,12 +33,12 @@ int wh_fail_command(const wh_command *command, int code, const char *format, ...
 
 static int exit_code_of(wherry_status status) {
     static const int codes[] = {
-        [WHERRY_GROUP_NONE] = WH_EXIT_FAILED,       [WHERRY_GROUP_ARGUMENT] = WH_EXIT_ARGUMENT,
-        [WHERRY_GROUP_RESOURCE] = WH_EXIT_RESOURCE, [WHERRY_GROUP_BYTES] = WH_EXIT_BYTES,
-        [WHERRY_GROUP_PEER] = WH_EXIT_PEER,         [WHERRY_GROUP_DEADLINE] = WH_EXIT_DEADLINE,
-        [WHERRY_GROUP_GROUP] = WH_EXIT_GROUP,       [WHERRY_GROUP_BUG] = WH_EXIT_BUG,
+        [WHERRY_STATUS_CLASS_NONE] = WH_EXIT_FAILED,       [WHERRY_STATUS_CLASS_ARGUMENT] = WH_EXIT_ARGUMENT,
+        [WHERRY_STATUS_CLASS_RESOURCE] = WH_EXIT_RESOURCE, [WHERRY_STATUS_CLASS_BYTES] = WH_EXIT_BYTES,
+        [WHERRY_STATUS_CLASS_PEER] = WH_EXIT_PEER,         [WHERRY_STATUS_CLASS_DEADLINE] = WH_EXIT_DEADLINE,
+        [WHERRY_STATUS_CLASS_GROUP] = WH_EXIT_GROUP,       [WHERRY_STATUS_CLASS_BUG] = WH_EXIT_BUG,
     };
-    unsigned group = (unsigned)wherry_status_group_of(status);
+    unsigned group = (unsigned)wherry_status_class_of(status);
     return group < sizeof(codes) / sizeof(codes[0]) && codes[group] ? codes[group] : WH_EXIT_BUG;
 }
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""manual.py WHERRY man [COMMAND] | bash | zsh: a manual page or a completion, made from --help."""
+"""manual.py WHERRY man [COMMAND] | bash | zsh: prints a manual page or a shell completion, made
+from the output of --help."""
 
 import re
 import subprocess
@@ -13,7 +14,7 @@ def run(*command):
 
 
 class Command:
-    """What `wherry NAME --help` says; also what `wherry --help` says, for an empty name."""
+    """The output of `wherry NAME --help`, or of `wherry --help` if the name is empty."""
 
     def __init__(self, wherry, name=""):
         self.name = name
@@ -31,7 +32,7 @@ class Command:
                 self.options[-1][3] = f"{self.options[-1][3]} {line.strip()}".strip()
 
     def commands(self):
-        """(name, summary) of each command."""
+        """Returns (name, summary) for each command."""
         return re.findall(r"^  (\w+) +(.+)", self.sections["Commands"], re.M)
 
 

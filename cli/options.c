@@ -13,12 +13,12 @@ static const wh_option common_options[] = {
     WH_OPTION(wh_common, quiet, FLAG, "quiet", 'q', NULL, "print only the result and errors"),
     WH_OPTION(wh_common, verbose, FLAG, "verbose", 'v', NULL, "also print the library's log"),
     WH_OPTION(wh_common, json, FLAG, "json", 0, NULL, "print the result as JSON"),
-    /* Sets no field: */
+    /* --help sets no field; `quiet` is only a placeholder. */
     WH_OPTION(wh_common, quiet, FLAG, "help", 'h', NULL, "print this help and exit"),
     {.name = NULL},
 };
 
-/** Iterates over a command's options, then the common ones. @return NULL after the last one. */
+/** Returns option `number` of a command; NULL if there is none. Common options come last. */
 static const wh_option *option_at(const wh_command *command, size_t number) {
     for (const wh_option *own = command->options; own && own->name; own++) {
         if (number-- == 0) {
@@ -36,7 +36,7 @@ static const wh_option *option_at(const wh_command *command, size_t number) {
 
 /* ---- values ---- */
 
-/** The factor of K, M, G or T, also with "B" or "iB"; 1 for no suffix; 0 if it is none of these. */
+/** Returns the factor for a suffix such as "K", "m", "GB" or "TiB"; 1 for ""; 0 if unknown. */
 static uint64_t suffix_factor(const char *suffix) {
     static const char letters[] = "KMGT";
     if (*suffix == '\0') {
@@ -80,7 +80,7 @@ static bool set_number(const wh_command *command, const wh_option *option, const
 }
 
 static bool set_choice(const wh_command *command, const wh_option *option, const char *text, const char **choice_p) {
-    char words[256] = ""; /* "auto, cma or ring" */
+    char words[256] = ""; /* such as "auto, cma or ring" */
     size_t used = 0;
     for (const char *at = option->argument; *at; at += *at == '|') {
         size_t length = strcspn(at, "|");
@@ -167,7 +167,7 @@ static void print_help(const wh_command *command) {
 
 /* ---- parsing ---- */
 
-/** @return false if the command is over, with *code_p: --help was printed, or an error. */
+/** Parses options. @return false after printing help or an error; *code_p is the exit code. */
 static bool parse(const wh_command *command, int argc, char **argv, void *options, int *code_p) {
     struct option longs[OPTIONS_MAX + 1] = {{0}};
     char shorts[2 * OPTIONS_MAX + 1] = "";
@@ -176,7 +176,7 @@ static bool parse(const wh_command *command, int argc, char **argv, void *option
     for (size_t i = 0, used = 0; (option = option_at(command, i)); i++) {
         int takes = option->kind == WH_OPTION_FLAG ? no_argument : required_argument;
         if (i == OPTIONS_MAX) {
-            abort(); /* raise OPTIONS_MAX */
+            abort(); /* OPTIONS_MAX is too small */
         }
         longs[i] = (struct option){option->name, takes, NULL, option->letter ? option->letter : LONG_ONLY + (int)i};
         if (option->letter) {
@@ -185,7 +185,7 @@ static bool parse(const wh_command *command, int argc, char **argv, void *option
     }
     *code_p = WH_EXIT_USAGE;
     while ((found = getopt_long(argc, argv, shorts, longs, NULL)) != -1) {
-        if (found == '?') { /* getopt_long has printed what is wrong */
+        if (found == '?') { /* getopt_long has already printed the error */
             fprintf(stderr, "See `wherry %s --help`.\n", command->name);
             return false;
         }
@@ -206,10 +206,10 @@ static bool parse(const wh_command *command, int argc, char **argv, void *option
 int wh_command_run(const wh_command *command, int argc, char **argv) {
     _Alignas(max_align_t) char options[OPTIONS_BYTES] = {0};
     const wh_common *common = (const void *)options;
-    char name[64]; /* as which getopt_long prints errors */
+    char name[64]; /* the name that getopt_long prints before errors */
     int code;
     if (command->options_size > sizeof(options)) {
-        abort(); /* raise OPTIONS_BYTES */
+        abort(); /* OPTIONS_BYTES is too small */
     }
     memcpy(options, command->defaults, command->options_size);
     snprintf(name, sizeof(name), "wherry %s", command->name);

@@ -19,7 +19,7 @@ double wh_clock(void) {
 }
 
 const char *wh_size_text(uint64_t bytes, char text[WH_SIZE_TEXT_MAX]) {
-    /* A size that is meant to be round may be a few bytes smaller. */
+    /* Print "1.00 GiB" instead of "1024.0 MiB" for sizes just below 1 GiB. */
     if (bytes + 1024 >= UINT64_C(1) << 30) {
         snprintf(text, WH_SIZE_TEXT_MAX, "%.2f GiB", (double)bytes / (1 << 30));
     } else if (bytes >= 1 << 20) {
@@ -43,7 +43,7 @@ const char *wh_size_short(int64_t bytes, char text[WH_SIZE_TEXT_MAX]) {
     return text;
 }
 
-/** Bytes of the UTF-8 character at the start of text; 0 at its end and if there is none. */
+/** Returns the length in bytes of the first UTF-8 character; 0 if it is not valid or text is "". */
 static size_t character_bytes(const char *text) {
     const unsigned char *at = (const unsigned char *)text;
     size_t length = *at < 0x80 ? *at > 0 : *at < 0xC2 ? 0 : *at < 0xE0 ? 2 : *at < 0xF0 ? 3 : *at < 0xF5 ? 4 : 0;
@@ -57,7 +57,7 @@ static size_t character_bytes(const char *text) {
     return overlong || not_a_character ? 0 : length;
 }
 
-/** True if a terminal would act on the character instead of showing it. */
+/** True if the character must be escaped: a control character, not UTF-8, or the end of text. */
 static bool is_control(const char *text, size_t bytes) {
     unsigned char first = (unsigned char)text[0];
     return bytes == 0 || first < 0x20 || first == 0x7F || (first == 0xC2 && (unsigned char)text[1] < 0xA0);
@@ -105,7 +105,7 @@ void wh_print_wrapped(FILE *out, const char *text, int indent, int width) {
 
 /* ---- JSON ---- */
 
-/** Bytes that are not UTF-8, as file names may have them, become U+FFFD. */
+/** Writes a JSON string. Bytes that are not UTF-8, for example in file names, become U+FFFD. */
 static void quote(FILE *out, const char *text) {
     fputc('"', out);
     for (size_t bytes; *text; text += bytes ? bytes : 1) {
@@ -124,7 +124,7 @@ static void quote(FILE *out, const char *text) {
     fputc('"', out);
 }
 
-/** Writes what comes before a value. */
+/** Writes the separator and the key that come before a value. */
 static void begin_value(wh_json *json, const char *key) {
     if (json->depth) {
         fprintf(json->out, "%s\n%*s", json->filled[json->depth] ? "," : "", 2 * json->depth, "");

@@ -14,13 +14,13 @@
 #include "output.h"
 
 enum {
-    TRANSFER_MS = 120000, /**< Also on a slow network. */
-    JOIN_MS = 60000,      /**< Ranks of a job start within this time. */
+    TRANSFER_MS = 120000, /**< Time limit per transfer, long enough for a slow network. */
+    JOIN_MS = 60000,      /**< Time limit for joining. Ranks may start at different times. */
     TENSORS = 16,
     TAG_RESULT = 1,
 };
 
-/** A process that takes part: rank 0 sends, rank 1 receives, others wait. */
+/** One process of the probe. Rank 0 sends, rank 1 receives, and other ranks wait. */
 typedef struct side {
     wh_probe *probe;
     wherry_group *group;
@@ -39,7 +39,7 @@ static void init_options(const wh_probe_lane *lane, wherry_transfer_options *opt
     options->interrupt = wh_interrupted;
 }
 
-/** @return what the statistics say about a lane that was skipped; NULL if nothing. */
+/** Finds a lane among the skipped lanes of a transfer. @return NULL if it was not skipped. */
 static const wherry_skipped_lane *find_skipped(const wherry_stats *stats, const char *lane) {
     for (uint32_t i = 0; i < stats->skipped_count; i++) {
         if (strcmp(stats->skipped[i].lane, lane) == 0) {
@@ -72,7 +72,7 @@ static void receive_repeats(const side *s, wh_probe_lane *lane) {
     if (lane->status != WHERRY_OK) {
         const wherry_skipped_lane *skipped = find_skipped(&stats, lane->name);
         snprintf(lane->reason, sizeof(lane->reason), "%s", skipped ? skipped->text : error.message);
-        lane->refused = lane->status != WHERRY_UNSUPPORTED || stats.lanes_refused;
+        lane->refused = lane->status != WHERRY_UNSUPPORTED || stats.lanes_failed;
     }
 }
 
@@ -98,7 +98,8 @@ static wherry_status send_repeats(const side *s, wh_probe_lane *lane, wherry_err
         memcpy(lane, bytes, size);
         lane->repeats = lane->repeats < WH_PROBE_REPEATS_MAX ? lane->repeats : WH_PROBE_REPEATS_MAX;
     } else {
-        status = wh_fail_error(error, WHERRY_BAD_VERSION, "rank 1 runs another version of wherry");
+        status = wh_fail_error(error, WHERRY_BAD_VERSION,
+                               "rank 1 runs another version of wherry; install the same version on all hosts");
     }
     wherry_free(bytes);
     /* Only the source knows why it did not offer a lane. */
@@ -143,7 +144,7 @@ static wherry_status try_lanes(side *s, wherry_error *error) {
             status = wherry_group_send(s->group, 0, TAG_RESULT, lane, sizeof(*lane), TRANSFER_MS, error);
         }
     }
-    if (s->probe->group) { /* the other ranks wait for the two */
+    if (s->probe->group) { /* the other ranks wait here until ranks 0 and 1 are done */
         WH_THEN(status, wherry_group_barrier(s->group, 1, TRANSFER_MS, error));
     }
     return status;
@@ -169,7 +170,7 @@ static void leave(side *s) {
 
 /* ---- two processes on this machine ---- */
 
-/** The child: gets the address through the pipe. */
+/** Runs in the child process. Reads the address of the group from the pipe, and joins. */
 static _Noreturn void run_receiver(wh_probe *probe, int pipe_end, pid_t parent) {
     char address[2 * WHERRY_GROUP_MEETING_MAX];
     side s = {.probe = probe, .rank = 1};
@@ -231,7 +232,7 @@ static wherry_status run_in_group(wh_probe *probe, wherry_error *error) {
     side s = {.probe = probe};
     wherry_status status = join(&s, probe->group, 0, 0, error);
     if (status == WHERRY_OK && wherry_group_size(s.group) < 2) {
-        status = wh_fail_error(error, WHERRY_INVALID_ARGUMENT, "the group has only one rank");
+        status = wh_fail_error(error, WHERRY_INVALID_ARGUMENT, "the group has only one rank; start at least two");
     }
     if (status == WHERRY_OK) {
         s.rank = probe->rank = wherry_group_rank(s.group);

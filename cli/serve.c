@@ -1,9 +1,9 @@
 /*
  * `wherry serve`: offers files to every client that has the token, one thread per client.
  *
- *  1. Only clients with the token get an answer; the group's handshake sees to that.
- *  2. The files are checked before each request, and the client is refused if one has changed.
- *  3. A signal ends every transfer; the command returns after the last one.
+ *  1. Only clients with the token get an answer. The handshake of the group ensures this.
+ *  2. The files are checked at each request. The client is refused if a file has changed.
+ *  3. A signal cancels all transfers. The command returns when all have ended.
  */
 #include <fcntl.h>
 #include <netdb.h>
@@ -22,10 +22,10 @@
 #include "output.h"
 
 enum {
-    POLL_MS = 200,     /**< How soon a signal or the last fetch of --count is noticed. */
-    ANSWER_MS = 10000, /**< For an answer of a few bytes. */
-    CLIENTS_MAX = 256, /**< Served at once. */
-    TOKEN_BYTES = 24,  /**< Random bytes; twice as many letters. */
+    POLL_MS = 200,     /**< How often to check for a signal and for the limit of --count. */
+    ANSWER_MS = 10000, /**< Time limit for sending an answer of a few bytes. */
+    CLIENTS_MAX = 256, /**< Maximum number of clients that are served at the same time. */
+    TOKEN_BYTES = 24,  /**< Random bytes in a token. The token has twice as many characters. */
     HOST_MAX = 256,
 };
 
@@ -43,8 +43,8 @@ static const wh_option options_taken[] = {
               "can connect)"),
     WH_OPTION(serve_options, port, NUMBER, "port", 'p', "N", "TCP port (default 0: any free port)", .most = 65535),
     WH_OPTION(serve_options, token_file, FILE, "token-file", 't', "FILE",
-              "also write the token to a new FILE that only you can read, for `wherry fetch --token-file`; removed at "
-              "exit"),
+              "also write the token to a new FILE that only you can read, for `wherry fetch --token-file`; FILE is "
+              "removed at exit"),
     WH_OPTION(serve_options, count, NUMBER, "count", 'n', "N",
               "exit after N successful fetches (default 0: serve until a signal)", .most = 1000000),
     {.name = NULL},
@@ -63,7 +63,7 @@ const wh_command wh_command_serve = {
             "it learns nothing, not even the names of tensors.\n\n"
             "Without --listen, only this machine can connect. Data on the network is checked for damage but not "
             "encrypted: use a network that you trust, or a tunnel.\n\n"
-            "A FILE is a safetensors file, the index of a sharded one (.safetensors.index.json; its shards are "
+            "A FILE is a safetensors file, the index of a sharded checkpoint (.safetensors.index.json; its shards are "
             "served too), or a .wherry file. Do not write to the files while they are served. Replacing a file by "
             "renaming is safe.",
     .options = options_taken,
@@ -83,8 +83,8 @@ typedef struct server {
     wherry_transport *transport;
     char token[WH_TOKEN_MAX];
     bool wrote_token;
-    atomic_uint clients; /**< Threads that serve one. */
-    atomic_uint fetched; /**< Successful fetches. */
+    atomic_uint clients; /**< Number of clients that are being served, each by a thread. */
+    atomic_uint fetched; /**< Number of successful fetches. */
 } server;
 
 /* ---- one client ---- */
@@ -139,7 +139,7 @@ static void *serve_client(void *context) {
     return NULL;
 }
 
-/** Starts a thread for a client. If that fails, the client times out. */
+/** Starts a thread for a client. If that fails, the client gets no answer and times out. */
 static void start_client(server *s, int32_t rank, char kind) {
     pthread_attr_t attributes;
     pthread_t thread;
@@ -185,11 +185,11 @@ static wherry_status accept_clients(server *s, wherry_error *error) {
 
 /* ---- the server ---- */
 
-/** Who can connect to a host. */
+/** Which machines can connect to an address. */
 typedef enum reach {
-    REACH_LOCAL,  /**< This machine only. */
-    REACH_REMOTE, /**< Other machines too. */
-    REACH_ANY,    /**< The wildcard address, which nobody can connect to. */
+    REACH_LOCAL,  /**< Only this machine. */
+    REACH_REMOTE, /**< Other machines as well. */
+    REACH_ANY,    /**< The wildcard address, to which no client can connect. */
 } reach;
 
 static reach reach_of(const char *host) {
@@ -201,7 +201,7 @@ static reach reach_of(const char *host) {
         result = strcasecmp(host, local_names[i]) == 0 ? REACH_LOCAL : result;
     }
     if (getaddrinfo(host, NULL, &hints, &found) != 0) {
-        return result; /* a name */
+        return result; /* the host is a name, not a numeric address */
     }
     if (found->ai_family == AF_INET) {
         uint32_t number = ntohl(((const struct sockaddr_in *)(void *)found->ai_addr)->sin_addr.s_addr);
@@ -237,7 +237,7 @@ static wherry_status write_token(server *s, wherry_error *error) {
     return good ? WHERRY_OK : wh_fail_error(error, WHERRY_SYSTEM, "cannot write the token to %s", path);
 }
 
-/** Fails if the port is taken. Joining would not: any rank may host the rendezvous of a group. */
+/** Fails if the port is in use. Joining would not fail, because any rank may host the group. */
 static wherry_status check_port(const serve_options *options, wherry_error *error) {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
@@ -296,7 +296,7 @@ static wherry_status print_address(const server *s, wherry_error *error) {
         fprintf(stderr, "serving %zu file%s, %s, %llu tensor%s; %s\n", s->files.files, s->files.files == 1 ? "" : "s",
                 wh_size_text(s->files.file_bytes, size), (unsigned long long)s->files.tensors,
                 s->files.tensors == 1 ? "" : "s",
-                local ? "only this machine can connect (--listen opens it to others)"
+                local ? "only this machine can connect (use --listen for other machines)"
                       : "other machines can connect; data is not encrypted");
     }
     return fflush(stdout) == 0 ? WHERRY_OK : wh_fail_error(error, WHERRY_SYSTEM, "cannot write the output");
@@ -308,7 +308,8 @@ static int run(void *context, const wh_operands *operands) {
     char bare[HOST_MAX];
     size_t length = strlen(options->listen);
     if (length > 2 && length < HOST_MAX && *options->listen == '[' && options->listen[length - 1] == ']') {
-        snprintf(bare, sizeof(bare), "%.*s", (int)length - 2, options->listen + 1); /* [::1] */
+        /* Remove the brackets of an address such as [::1]. */
+        snprintf(bare, sizeof(bare), "%.*s", (int)length - 2, options->listen + 1);
         options->listen = bare;
     }
     if (reach_of(options->listen) == REACH_ANY) {
@@ -326,7 +327,7 @@ static int run(void *context, const wh_operands *operands) {
     WH_THEN(status, write_token(&s, &error));
     WH_THEN(status, print_address(&s, &error));
     WH_THEN(status, accept_clients(&s, &error));
-    while (atomic_load(&s.clients)) { /* they finish, or the same signal ends them */
+    while (atomic_load(&s.clients)) { /* wait for all clients; a signal cancels transfers */
         usleep(10000);
     }
     wherry_transport_destroy(s.transport);

@@ -9,7 +9,7 @@
 
 /* ---- the list ---- */
 
-/** Prints a key: strings as they are; others, and strings with a zero byte, as paths write them. */
+/** Prints a string key unchanged. Prints strings with a zero byte, and other keys, as in paths. */
 static void print_key(FILE *out, const wherry_value *key) {
     wherry_step step = {.key = key};
     wherry_path *path = NULL;
@@ -26,7 +26,7 @@ static void print_key(FILE *out, const wherry_value *key) {
     wherry_path_destroy(path);
 }
 
-/** @return the name of a leaf; the caller frees it. */
+/** Builds the name of a leaf. @return the name, which the caller frees. */
 static char *name_of(const wherry_path *path) {
     char *name = NULL;
     size_t size;
@@ -88,7 +88,7 @@ void wh_leaf_text(const wh_leaf *leaf, char *text, size_t size) {
         }
         fputc(']', out);
     } else {
-        wherry_value_dump(leaf->value, out, NULL); /* its first line is used */
+        wherry_value_dump(leaf->value, out, NULL); /* only the first line is used */
     }
     fclose(out);
     snprintf(text, size, "%.*s", (int)strcspn(wh_need(dump), "\n"), dump);
@@ -100,7 +100,7 @@ void wh_leaf_text(const wh_leaf *leaf, char *text, size_t size) {
 static wherry_status pick(const char *pattern, const char *name, const wherry_value *value, wherry_value **picked_p,
                           wherry_error *error);
 
-/** Adds what matches in an entry of dict to picked. */
+/** Adds the matching parts of an entry of `dict` to `picked`. */
 static wherry_status pick_entry(const char *pattern, const char *parent, const wherry_value *dict, size_t index,
                                 wherry_value *picked, wherry_error *error) {
     const wherry_value *key = wherry_dict_key_at(dict, index);
@@ -126,7 +126,7 @@ static wherry_status pick_entry(const char *pattern, const char *parent, const w
     return status;
 }
 
-/** Looks into dicts. Any other value is taken as a whole, or not. */
+/** Copies the matching parts of a dict. Copies any other value as a whole or not at all. */
 static wherry_status pick(const char *pattern, const char *name, const wherry_value *value, wherry_value **picked_p,
                           wherry_error *error) {
     wherry_value *picked;

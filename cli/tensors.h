@@ -1,4 +1,4 @@
-/** @file tensors.h  The tensors and values of a state by name: keys and indices, joined by dots. */
+/** @file tensors.h  The leaves of a state. A leaf's name is its path, with dots between steps. */
 #ifndef WH_CLI_TENSORS_H
 #define WH_CLI_TENSORS_H
 
@@ -10,10 +10,10 @@
 typedef struct wh_leaf {
     char *name;
     const wherry_value *value;
-    const wherry_tensor *tensor; /**< NULL if it is not a tensor. */
+    const wherry_tensor *tensor; /**< NULL if the leaf is not a tensor. */
 } wh_leaf;
 
-/** The leaves of a state. Starts as {0}. Borrows from the state. */
+/** The leaves of a state. Initialize it with {0}. The values are borrowed from the state. */
 typedef struct wh_leaves {
     wh_leaf *items;
     size_t count;
@@ -23,15 +23,15 @@ wherry_status wh_leaves_list(wh_leaves *leaves, const wherry_value *state, wherr
 
 void wh_leaves_free(wh_leaves *leaves);
 
-/** Sorts them by name. */
+/** Sorts the leaves by name. */
 void wh_leaves_sort(wh_leaves *leaves);
 
-/** Describes a leaf: "float32 [2, 3]", "int 1000", "\"text\"". */
+/** Describes a leaf, such as "float32 [2, 3]", "int 1000" or "\"text\"". */
 void wh_leaf_text(const wh_leaf *leaf, char *text, size_t size);
 
 /**
- * Copies the leaves whose name matches a shell pattern, with the dicts that hold them.
- * @param state_p  receives the copy, which belongs to the caller; NULL if nothing matches.
+ * Copies the values whose names match a shell pattern, with the dicts that contain them.
+ * @param state_p  receives the copy, owned by the caller; NULL if nothing matches.
  */
 wherry_status wh_leaves_pick(const wherry_value *state, const char *pattern, wherry_value **state_p,
                              wherry_error *error);

@@ -1,4 +1,6 @@
-/* Blocks that are sent, and what puts and gets have in common. mpi_context.h has the invariants. */
+/*
+ * Sends blocks. Also has the functions that puts and gets share. mpi_context.h has the invariants.
+ */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +11,10 @@
 
 /* ---- copies ---- */
 
-/** On huge pages if possible: an MPI that reads the sender's memory is faster then. */
+/**
+ * Allocates a copy, on huge pages if possible. An MPI that reads the memory of the sender is faster
+ * with huge pages.
+ */
 static wh_mpi_copy *new_copy(void) {
     wh_mpi_copy *copy = calloc(1, sizeof(*copy));
     void *bytes = copy ? aligned_alloc((size_t)2 << 20, WH_MPI_PIECE) : NULL;
@@ -31,7 +36,7 @@ static void free_copies(wh_mpi_copy *copy) {
     }
 }
 
-/** The lock is held. */
+/** Keeps a copy for a later piece, or frees it. The caller holds the lock. */
 static void keep_copy(wh_mpi *mpi, wh_mpi_copy *copy) {
     copy->next = NULL;
     if (mpi->spare_count < WH_MPI_SPARE) {
@@ -47,7 +52,7 @@ void wh_mpi_reap_copies(wh_mpi *mpi) {
     for (wh_mpi_copy **at = &mpi->copies; *at;) {
         wh_mpi_copy *copy = *at;
         int done = 0;
-        /* Also if it failed: the receiver notices that its block does not arrive. */
+        /* A failed send also ends here. The receiver notices that its block does not arrive. */
         if (MPI_Test(&copy->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done) {
             *at = copy->next;
             keep_copy(mpi, copy);
@@ -57,7 +62,7 @@ void wh_mpi_reap_copies(wh_mpi *mpi) {
     }
 }
 
-/** @return true if another piece of the channel may be in flight. The lock is held. */
+/** True if one more piece may be in flight on the channel. The caller holds the lock. */
 static bool has_room(const wh_mpi *mpi, const wh_mpi_operation *put) {
     size_t own = 0;
     size_t all = 0;
@@ -69,8 +74,8 @@ static bool has_room(const wh_mpi *mpi, const wh_mpi_operation *put) {
 }
 
 /**
- * @return a copy to fill; NULL if enough are in flight (*full_p), or there is no memory. The lock
- * is held.
+ * Gets an empty copy for a piece. The caller holds the lock. @return NULL if enough pieces are in
+ * flight (*full_p is true), or if out of memory.
  */
 static wh_mpi_copy *take_copy(wh_mpi *mpi, const wh_mpi_operation *put, bool *full_p) {
     wh_mpi_reap_copies(mpi);
@@ -90,7 +95,7 @@ static wh_mpi_copy *take_copy(wh_mpi *mpi, const wh_mpi_operation *put, bool *fu
 
 /* ---- putting ---- */
 
-/** @return the oldest unfinished put of the channel. The lock is held. */
+/** Finds the oldest unfinished put of the channel. The caller holds the lock. */
 static wh_mpi_operation *oldest_of(const wh_mpi *mpi, const wh_mpi_operation *put) {
     wh_mpi_operation *one = mpi->puts;
     while (one && (one->rank != put->rank || one->channel != put->channel)) {
@@ -99,7 +104,7 @@ static wh_mpi_operation *oldest_of(const wh_mpi *mpi, const wh_mpi_operation *pu
     return one;
 }
 
-/** The lock is held. */
+/** Removes a put from the list. The caller holds the lock. */
 static void unlink_put(wh_mpi *mpi, const wh_mpi_operation *put) {
     wh_mpi_operation **at = &mpi->puts;
     while (*at && *at != put) {
@@ -110,7 +115,7 @@ static void unlink_put(wh_mpi *mpi, const wh_mpi_operation *put) {
     }
 }
 
-/** The lock is held. @return MPI's error code. */
+/** Starts to send a copy. The caller holds the lock. @return MPI's error code. */
 static int send_copy(wh_mpi *mpi, wh_mpi_copy *copy, wh_mpi_operation *put, size_t size) {
     copy->rank = put->rank;
     copy->channel = put->channel;
@@ -130,7 +135,7 @@ static int send_copy(wh_mpi *mpi, wh_mpi_copy *copy, wh_mpi_operation *put, size
     return code;
 }
 
-/** Copies the next bytes of a put that is marked as busy. */
+/** Copies the next bytes of a put, which the caller has marked as busy. */
 static void copy_runs(wh_mpi_operation *put, uint8_t *to, size_t size) {
     wherry_group_copy_runs(to, put->runs, put->skip, size);
     for (put->skip += size; put->skip && put->skip >= put->runs->iov_len; put->runs++) {
@@ -139,8 +144,8 @@ static void copy_runs(wh_mpi_operation *put, uint8_t *to, size_t size) {
 }
 
 /**
- * Sends the next piece of a put that is marked as busy. @return WHERRY_TIMED_OUT if enough are in
- * flight.
+ * Sends the next piece of a put, which is marked as busy. @return WHERRY_TIMED_OUT if enough pieces
+ * are in flight.
  */
 static wherry_status send_piece(wh_mpi *mpi, wh_mpi_operation *put, wherry_error *error) {
     bool full = false;
@@ -155,19 +160,21 @@ static wherry_status send_piece(wh_mpi *mpi, wh_mpi_operation *put, wherry_error
         pthread_mutex_lock(&mpi->lock);
         code = send_copy(mpi, copy, put, size);
     }
-    put->busy = false; /* from here on, another thread may free it */
+    put->busy = false; /* From here on, another thread may free the put. */
     pthread_mutex_unlock(&mpi->lock);
     if (code != MPI_SUCCESS) {
         return wh_mpi_fail_code(error, code, rank, "MPI_Isend");
     }
     return copy   ? WHERRY_OK
            : full ? WHERRY_TIMED_OUT
-                  : wh_mpi_fail(error, WHERRY_NO_MEMORY, rank, "no memory for a block");
+                  : wh_mpi_fail(error, WHERRY_NO_MEMORY, rank, "out of memory for a block");
 }
 
 /**
- * Chooses the put of the channel whose piece this thread has to send next, and marks it as busy.
- * @return NULL if another thread is sending, or if the put is finished (*through_p).
+ * Chooses the put of the channel whose piece this thread must send next, and marks this put as
+ * busy.
+ * @return NULL if another thread is copying that piece, or if the put is finished (*through_p is
+ * true).
  */
 static wh_mpi_operation *begin_copying(wh_mpi *mpi, const wh_mpi_operation *put, bool *through_p) {
     pthread_mutex_lock(&mpi->lock);
@@ -184,7 +191,10 @@ static wh_mpi_operation *begin_copying(wh_mpi *mpi, const wh_mpi_operation *put,
     return first;
 }
 
-/** Sends pieces of older puts of the channel first: their order must not change. */
+/**
+ * Finishes a put. Sends the pieces of older puts of the channel first, because the order of puts
+ * must not change.
+ */
 static wherry_status finish_put(wh_mpi *mpi, wh_mpi_operation *put, wh_mpi_wait *wait, wherry_error *error) {
     for (;;) {
         wherry_status status = WHERRY_TIMED_OUT;
@@ -206,13 +216,13 @@ static wherry_status finish_put(wh_mpi *mpi, wh_mpi_operation *put, wh_mpi_wait 
     }
 }
 
-/** @param runs  NULL: there is one run, `whole`. */
+/** Starts a put. @param runs  NULL if there is only one run, `whole`. */
 static wherry_status begin_put(wh_mpi *mpi, int32_t rank, uint32_t channel, struct iovec whole,
                                const struct iovec *runs, void **operation_p, wherry_error *error) {
     wherry_status status = wh_mpi_permit(mpi, error);
     wh_mpi_operation *put = status == WHERRY_OK ? calloc(1, sizeof(*put)) : NULL;
     if (!put) {
-        return status == WHERRY_OK ? wh_mpi_fail(error, WHERRY_NO_MEMORY, rank, "no memory for a block") : status;
+        return status == WHERRY_OK ? wh_mpi_fail(error, WHERRY_NO_MEMORY, rank, "out of memory for a block") : status;
     }
     *put = (wh_mpi_operation){.is_put = true, .rank = rank, .channel = channel, .whole = whole, .size = whole.iov_len};
     put->runs = runs ? runs : &put->whole;
@@ -245,10 +255,17 @@ wherry_status wh_mpi_put_runs(void *context, int32_t rank, uint32_t channel, con
 
 /* ---- both ---- */
 
-/** Ends an unfinished put. MPI has only copies of it, which stay until they are sent. */
+/**
+ * Ends an unfinished put. MPI uses only copies of its pieces, which stay allocated until they are
+ * sent.
+ */
 static void give_up_put(wh_mpi *mpi, wh_mpi_operation *put) {
     pthread_mutex_lock(&mpi->lock);
-    while (put->busy) { /* a thread that finishes a later put of the channel is copying a piece */
+    /*
+     * While the put is busy, another thread, which finishes a later put of the channel, copies a
+     * piece of it.
+     */
+    while (put->busy) {
         pthread_mutex_unlock(&mpi->lock);
         sched_yield();
         pthread_mutex_lock(&mpi->lock);
@@ -258,7 +275,7 @@ static void give_up_put(wh_mpi *mpi, wh_mpi_operation *put) {
     free(put);
 }
 
-/** @return as wh_mpi_give_up_get. */
+/** Gives up an operation. @return the same as wh_mpi_give_up_get; true for a put. */
 static bool give_up(wh_mpi *mpi, wh_mpi_operation *one) {
     if (!one->is_put) {
         return wh_mpi_give_up_get(mpi, one);
@@ -282,7 +299,10 @@ wherry_status wh_mpi_finish(void *context, void *operation, uint32_t timeout_ms,
     if (status == WHERRY_OK) {
         free(one);
     } else if (status == WHERRY_TIMED_OUT || !give_up(mpi, one)) {
-        /* The operation still exists: abandon reports that MPI may use its memory. */
+        /*
+         * The operation still exists: it has not ended, or it is a get that MPI cannot cancel. In
+         * the second case, wh_mpi_abandon reports that MPI may still write to the memory.
+         */
         return WHERRY_TIMED_OUT;
     }
     atomic_fetch_sub(&mpi->under_way, 1);

@@ -1,15 +1,16 @@
-/*
- * Blocks that are received, in place. A receive that is given up is cancelled, if MPI can do that.
- */
+/* Receives blocks in place. Cancels a receive that is given up, if MPI can cancel it. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "mpi_context.h"
 
 enum {
-    /** How long to wait for a piece that is arriving when its block is abandoned. */
+    /** How long to wait for a piece that is already arriving when its block is abandoned. */
     ABANDON_MS = 2000,
-    /** Channels that are drained at once. On older ones nothing arrives any more. */
+    /**
+     * Maximum number of channels that are drained. If there are more, the channels that were
+     * abandoned first are no longer drained, because probably nothing arrives on them any more.
+     */
     DRAINS_MAX = 32,
 };
 
@@ -25,7 +26,7 @@ void wh_mpi_end_drain(wh_mpi *mpi, int32_t rank, uint32_t channel) {
     }
 }
 
-/** Drops what arrives on a channel from now on. Without memory for that, it stays in MPI. */
+/** Starts to drop pieces that arrive on a channel. If out of memory, the pieces stay in MPI. */
 static void begin_drain(wh_mpi *mpi, int32_t rank, uint32_t channel) {
     wh_mpi_drain *drain = malloc(sizeof(*drain));
     pthread_mutex_lock(&mpi->lock);
@@ -52,8 +53,8 @@ static size_t piece_size(const wh_mpi_operation *get, size_t piece) {
 }
 
 /**
- * Cancels the receives of a get, and waits for pieces that are arriving. @return false if one does
- * not end.
+ * Cancels the receives of a get, and waits for pieces that are already arriving. @return false if a
+ * receive does not end.
  */
 static bool cancel_get(wh_mpi_operation *get, uint32_t patience_ms) {
     wh_mpi_wait wait;
@@ -68,7 +69,7 @@ static bool cancel_get(wh_mpi_operation *get, uint32_t patience_ms) {
         all = true;
         for (size_t i = 0; i < get->pieces; i++) {
             int done = 1;
-            /* One that failed has ended, too. */
+            /* A receive that failed has ended, too. */
             if (get->requests[i] != MPI_REQUEST_NULL &&
                 MPI_Test(&get->requests[i], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
                 done = 1;
@@ -80,7 +81,7 @@ static bool cancel_get(wh_mpi_operation *get, uint32_t patience_ms) {
     return all;
 }
 
-/** @return true if a get from this rank could not be cancelled before. The lock is held. */
+/** True if an earlier get from this rank could not be cancelled. The caller holds the lock. */
 static bool has_stopped(const wh_mpi *mpi, int32_t rank) {
     const wh_mpi_operation *get = mpi->stuck;
     while (get && get->rank != rank) {
@@ -89,7 +90,7 @@ static bool has_stopped(const wh_mpi *mpi, int32_t rank) {
     return get;
 }
 
-/** Closes the group because a get cannot be cancelled. The lock is held. */
+/** Closes the group because a get cannot be cancelled. The caller holds the lock. */
 static void note_stuck(wh_mpi *mpi, wh_mpi_operation *get) {
     if (!get->failed) {
         get->next = mpi->stuck;
@@ -101,9 +102,9 @@ static void note_stuck(wh_mpi *mpi, wh_mpi_operation *get) {
     }
     snprintf(
         mpi->broken, sizeof(mpi->broken),
-        "rank %d has stopped in the middle of a block, and MPI cannot cancel the receive: it may still write to the "
-        "target's tensors, first to %zu bytes at %p; keep that memory allocated and unused until MPI ends; leave "
-        "the group, and make another one of the ranks that can be reached",
+        "rank %d has stopped in the middle of a block, and MPI cannot cancel the receive: MPI may still write to "
+        "the target's tensors, for example to %zu bytes at %p; keep that memory allocated and unused until MPI ends, "
+        "leave the group, and make a new one from the ranks that can be reached",
         (int)get->rank, get->size, (void *)get->bytes);
 }
 
@@ -120,7 +121,7 @@ bool wh_mpi_give_up_get(wh_mpi *mpi, wh_mpi_operation *get) {
     }
     if (!get->failed) {
         free(get);
-    } /* otherwise it is in the list `stuck` */
+    } /* Otherwise the get is in the list `stuck`. */
     return true;
 }
 
@@ -131,7 +132,7 @@ wherry_status wh_mpi_get(void *context, int32_t rank, uint32_t channel, void *by
     wherry_status status = wh_mpi_permit(mpi, error);
     wh_mpi_operation *get = status == WHERRY_OK ? calloc(1, sizeof(*get) + pieces * sizeof(*get->requests)) : NULL;
     if (!get) {
-        return status == WHERRY_OK ? wh_mpi_fail(error, WHERRY_NO_MEMORY, rank, "no memory for a block") : status;
+        return status == WHERRY_OK ? wh_mpi_fail(error, WHERRY_NO_MEMORY, rank, "out of memory for a block") : status;
     }
     *get = (wh_mpi_operation){.rank = rank, .channel = channel, .bytes = bytes, .size = size};
     int code = MPI_SUCCESS;
@@ -153,7 +154,7 @@ wherry_status wh_mpi_get(void *context, int32_t rank, uint32_t channel, void *by
 }
 
 wherry_status wh_mpi_finish_get(wh_mpi_operation *get, wh_mpi_wait *wait, wherry_error *error) {
-    if (get->failed) { /* the group is closed; it waits to be abandoned */
+    if (get->failed) { /* The group is closed. The caller must abandon the get. */
         while (wh_mpi_wait_on(wait)) {
         }
         return WHERRY_TIMED_OUT;
@@ -164,7 +165,7 @@ wherry_status wh_mpi_finish_get(wh_mpi_operation *get, wh_mpi_wait *wait, wherry
         int count = 0;
         int code = MPI_Test(&get->requests[piece], &done, &came);
         if (code != MPI_SUCCESS) {
-            return wh_mpi_fail_code(error, code, get->rank, "receiving a block by MPI");
+            return wh_mpi_fail_code(error, code, get->rank, "receiving a block with MPI");
         }
         if (!done) {
             wait->begin = atomic_load(&get->moved);
@@ -175,7 +176,7 @@ wherry_status wh_mpi_finish_get(wh_mpi_operation *get, wh_mpi_wait *wait, wherry
         }
         MPI_Get_count(&came, MPI_BYTE, &count);
         if ((size_t)count != piece_size(get, piece)) {
-            return wh_mpi_fail(error, WHERRY_MALFORMED, get->rank, "rank %d sent %d bytes of a block instead of %zu",
+            return wh_mpi_fail(error, WHERRY_MALFORMED, get->rank, "rank %d sent a piece of %d bytes instead of %zu",
                                (int)get->rank, count, piece_size(get, piece));
         }
         get->done += (size_t)count;

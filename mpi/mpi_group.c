@@ -1,4 +1,4 @@
-/* Making a group over MPI, leaving it, and who may call. */
+/* Making a group over MPI, leaving it, and checking which threads may call MPI. */
 #include <wherry/mpi.h>
 
 #include <stdarg.h>
@@ -9,7 +9,8 @@
 #include "mpi_context.h"
 
 enum {
-    LEAVE_MS = 1000, /**< How long leaving waits for the last messages of the others. */
+    /** How long leaving a group waits for the last messages of the other ranks. */
+    LEAVE_MS = 1000,
     MAGIC = 0x57484d50,
 };
 
@@ -17,7 +18,8 @@ enum {
 
 static void fill(wherry_error *error, wherry_status status, int32_t rank, const char *format, va_list arguments) {
     *error = (wherry_error){.status = status, .rank = rank, .offset = UINT64_MAX};
-    /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): wrong if compiled more than once. */
+    /* A false alarm. The analyzer raises it if the file is compiled more than once. */
+    /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) */
     vsnprintf(error->message, sizeof(error->message), format, arguments);
 }
 
@@ -64,7 +66,7 @@ wherry_status wh_mpi_fail_code(wherry_error *error, int code, int32_t rank, cons
     return wh_mpi_fail(error, status_of(class), rank, "%s%s failed: %.400s", where, function, text);
 }
 
-/* ---- who may call ---- */
+/* ---- which threads may call MPI ---- */
 
 static const char *level_name(int level) {
     return level == MPI_THREAD_SINGLE       ? "MPI_THREAD_SINGLE"
@@ -77,7 +79,7 @@ static bool is_main_only(int level) {
     return level == MPI_THREAD_SINGLE || level == MPI_THREAD_FUNNELED;
 }
 
-/** MPI must be running. */
+/** Checks that this thread may call MPI. MPI must be initialized. */
 static wherry_status check_thread(int level, wherry_error *error) {
     int main_thread = 1;
     if (is_main_only(level)) {
@@ -87,8 +89,8 @@ static wherry_status check_thread(int level, wherry_error *error) {
                ? WHERRY_OK
                : wh_mpi_fail(
                      error, WHERRY_UNSUPPORTED, -1,
-                     "this is not the main thread, and at %s only the main thread may call MPI: call from the main "
-                     "thread, or initialise MPI by MPI_Init_thread with MPI_THREAD_MULTIPLE",
+                     "this is not the main thread, and at the thread level %s only the main thread may call MPI: call "
+                     "from the main thread, or initialize MPI with MPI_Init_thread and MPI_THREAD_MULTIPLE",
                      level_name(level));
 }
 
@@ -98,7 +100,7 @@ wherry_status wh_mpi_permit(void *context, wherry_error *error) {
     MPI_Finalized(&finalized);
     if (finalized) {
         return wh_mpi_fail(error, WHERRY_CLOSED, -1,
-                           "MPI_Finalize was called, which ended the group: leave groups before that");
+                           "MPI_Finalize has ended the group; leave all groups before you call MPI_Finalize");
     }
     wherry_status status = check_thread(mpi->level, error);
     if (status == WHERRY_OK) {
@@ -115,7 +117,7 @@ void wherry_mpi_options_init(wherry_mpi_options *options) {
     *options = (wherry_mpi_options){.struct_size = sizeof(*options)};
 }
 
-/** MPI uses none of its memory any more. */
+/** Frees a group. MPI must not use the memory of the group any more. */
 static void dispose(wh_mpi *mpi) {
     wh_mpi_free_messages(mpi);
     wh_mpi_free_blocks(mpi);
@@ -127,15 +129,19 @@ static void dispose(wh_mpi *mpi) {
 }
 
 /*
- * Groups that were left, but whose ranks have not all sent their last message: invariant 5 of
- * mpi_context.h. They are checked whenever a group is made or left. What remains ends with MPI.
+ * Groups that were left, but whose ranks have not all sent their last message (invariant 5 of
+ * mpi_context.h). They are checked whenever a group is made or left. Groups that are still in the
+ * list when MPI ends are not freed.
  */
 static pthread_mutex_t unsettled_lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_mpi *unsettled;
 
-/** Frees what is settled. This thread may call MPI. @return true if all are. */
+/**
+ * Frees the groups that are settled. Call it only on a thread that may call MPI. @return true if
+ * all groups are settled, except those that can never be settled.
+ */
 static bool sweep(void) {
-    bool all = true; /* except those that never will be */
+    bool all = true;
     pthread_mutex_lock(&unsettled_lock);
     for (wh_mpi **at = &unsettled; *at;) {
         wh_mpi *mpi = *at;
@@ -181,11 +187,12 @@ static wherry_status check_communicator(MPI_Comm communicator, int *level_p, whe
     int flag = 0;
     MPI_Initialized(&flag);
     if (!flag) {
-        return wh_mpi_fail(error, WHERRY_INVALID_ARGUMENT, -1, "MPI is not initialised: call MPI_Init_thread first");
+        return wh_mpi_fail(error, WHERRY_INVALID_ARGUMENT, -1, "MPI is not initialized; call MPI_Init_thread first");
     }
     MPI_Finalized(&flag);
     if (flag) {
-        return wh_mpi_fail(error, WHERRY_INVALID_ARGUMENT, -1, "MPI_Finalize was called: there are no ranks any more");
+        return wh_mpi_fail(error, WHERRY_INVALID_ARGUMENT, -1,
+                           "MPI is already finalized; make groups before MPI_Finalize");
     }
     MPI_Query_thread(level_p);
     wherry_status status = check_thread(*level_p, error);
@@ -198,18 +205,17 @@ static wherry_status check_communicator(MPI_Comm communicator, int *level_p, whe
     MPI_Comm_test_inter(communicator, &flag);
     if (flag) {
         return wh_mpi_fail(error, WHERRY_INVALID_ARGUMENT, -1,
-                           "the communicator is an inter-communicator: merge it with MPI_Intercomm_merge");
+                           "the communicator is an inter-communicator; merge it with MPI_Intercomm_merge");
     }
     return WHERRY_OK;
 }
 
 static wherry_status check_options(const wherry_mpi_options *options, int level, wherry_error *error) {
     if ((options->flags & WHERRY_MPI_BACKGROUND) && level != MPI_THREAD_MULTIPLE) {
-        return wh_mpi_fail(
-            error, WHERRY_UNSUPPORTED, -1,
-            "WHERRY_MPI_BACKGROUND needs a thread of its own, which MPI does not allow at %s: initialise MPI by "
-            "MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave out the flag",
-            level_name(level));
+        return wh_mpi_fail(error, WHERRY_UNSUPPORTED, -1,
+                           "WHERRY_MPI_BACKGROUND needs a thread of its own, which MPI does not allow at the thread "
+                           "level %s; initialize MPI with MPI_Init_thread and MPI_THREAD_MULTIPLE, or omit the flag",
+                           level_name(level));
     }
     return WHERRY_OK;
 }
@@ -235,14 +241,14 @@ static wh_mpi *create(MPI_Comm communicator, int level) {
 }
 
 /**
- * What each rank tells the others before the communicator is duplicated, so that all continue or
- * none.
+ * The message that each rank sends to all others before the communicator is duplicated. So either
+ * all ranks continue or none does.
  */
 typedef struct greeting {
     uint32_t magic;
     uint32_t version;
     uint64_t piece;
-    int32_t status; /**< Of what it did so far. */
+    int32_t status; /**< WHERRY_OK, or the error that the rank already has. */
 } greeting;
 
 static wherry_status meet(MPI_Comm communicator, wherry_status own, wherry_error *error) {
@@ -251,11 +257,12 @@ static wherry_status meet(MPI_Comm communicator, wherry_status own, wherry_error
     greeting mine = {MAGIC, WH_MPI_VERSION, WH_MPI_PIECE, own};
     greeting *all = calloc((size_t)size, sizeof(*all));
     if (!all) {
-        own = wh_mpi_fail(error, WHERRY_NO_MEMORY, -1, "no memory for a group of %d ranks", size);
+        own = wh_mpi_fail(error, WHERRY_NO_MEMORY, -1, "out of memory for a group of %d ranks", size);
         mine.status = own;
     }
     /*
-     * First the worst status, then whose it is: the first needs no memory, so that all take part.
+     * First exchange the worst status. This needs no memory, so all ranks can take part. Then find
+     * out which rank has that status.
      */
     int32_t worst = 0;
     int code = MPI_Allreduce(&mine.status, &worst, 1, MPI_INT32_T, MPI_MIN, communicator);
@@ -266,16 +273,17 @@ static wherry_status meet(MPI_Comm communicator, wherry_status own, wherry_error
         own = wh_mpi_fail_code(error, code, -1, "the exchange between the ranks");
     }
     if (own == WHERRY_OK && worst == WHERRY_NO_MEMORY) {
-        own = wh_mpi_fail(error, WHERRY_ABORTED, -1, "another rank has no memory for the group");
+        own = wh_mpi_fail(error, WHERRY_ABORTED, -1, "another rank is out of memory for the group");
     }
     for (int i = 0; own == WHERRY_OK && all && i < size; i++) {
         if (all[i].magic != MAGIC || all[i].version != WH_MPI_VERSION || all[i].piece != WH_MPI_PIECE) {
             own = wh_mpi_fail(error, WHERRY_BAD_VERSION, i,
-                              "rank %d has version %u of libwherry-mpi, this one %d: use the same on all ranks", i,
-                              (unsigned)all[i].version, WH_MPI_VERSION);
+                              "rank %d has version %u of libwherry-mpi, but this rank has version %d; use the same "
+                              "version on all ranks",
+                              i, (unsigned)all[i].version, WH_MPI_VERSION);
         } else if (all[i].status != WHERRY_OK) {
-            own = wh_mpi_fail(error, WHERRY_ABORTED, i, "rank %d cannot make the group: %s; see its own error", i,
-                              wherry_status_text((wherry_status)all[i].status));
+            own = wh_mpi_fail(error, WHERRY_ABORTED, i, "rank %d cannot make the group: %s; see the error of that rank",
+                              i, wherry_status_text((wherry_status)all[i].status));
         }
     }
     free(all);
@@ -308,13 +316,13 @@ wherry_status wh_mpi_open(MPI_Comm communicator, const wherry_mpi_options *optio
     int level = MPI_THREAD_SINGLE;
     wherry_status status = check_communicator(communicator, &level, error);
     if (status != WHERRY_OK) {
-        return status; /* the other ranks cannot be told */
+        return status; /* This rank cannot tell the other ranks about the error. */
     }
     sweep();
     status = check_options(options, level, error);
     wh_mpi *mpi = status == WHERRY_OK ? create(communicator, level) : NULL;
     if (status == WHERRY_OK && !mpi) {
-        status = wh_mpi_fail(error, WHERRY_NO_MEMORY, -1, "no memory for a group over MPI");
+        status = wh_mpi_fail(error, WHERRY_NO_MEMORY, -1, "out of memory for a group over MPI");
     }
     status = meet(communicator, status, error);
     if (status == WHERRY_OK && mpi) {

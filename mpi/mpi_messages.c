@@ -1,6 +1,6 @@
 /*
- * Messages. They are sent from copies, and delivered in the order in which a rank sent them. An
- * empty message is a rank's last one.
+ * Sends and receives messages. Messages are sent from copies. The messages of a rank are delivered
+ * in the order in which it sent them. The last message of a rank is empty.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -8,25 +8,29 @@
 #include "mpi_context.h"
 
 enum {
-    OUTGOING_BYTES = 8 << 20, /**< Bytes in flight per rank. */
-    INCOMING_MAX = 64,        /**< Messages that are received at once. */
+    OUTGOING_BYTES = 8 << 20, /**< Maximum number of bytes in flight per rank. */
+    /** Maximum number of messages that are being received at the same time. */
+    INCOMING_MAX = 64,
 };
 
 /**
  * MPI makes progress only while it is called. Messages up to EAGER_BYTES are sent without the
- * receiver's help. For a longer one the sender waits a moment, so that it is not half sent while
- * this rank computes.
+ * receiver's help. For a longer message, the sender waits up to LINGER_MS milliseconds, so that the
+ * message does not stay half sent while this rank computes.
  */
 enum { EAGER_BYTES = 4096, LINGER_MS = 20 };
 
 /**
- * How long waiting polls after the last message, unless others need the processor: each sleep would
- * be a tenth of the time of a small transfer. And how long it sleeps at most after that, in
- * microseconds: longer while blocks move, because they need the processor.
+ * QUICK_US: how long a wait polls after the last message, unless other threads need the processor.
+ * One sleep would take a tenth of the time of a small transfer. SLEEP_US: maximum length of a sleep
+ * after that. SLEEP_BUSY_US: the same while blocks move, which need the processor. All in
+ * microseconds.
  */
 enum { QUICK_US = 2000, SLEEP_US = 200, SLEEP_BUSY_US = 1000 };
 
-/** Begins to wait for messages. Polls first if the last one was a moment ago. */
+/**
+ * Begins to wait for messages. If a message was sent or received just before, the wait polls first.
+ */
 static void begin_wait(wh_mpi *mpi, wh_mpi_wait *wait, wh_mpi_alarm *alarm, uint32_t timeout_ms) {
     wh_mpi_wait_begin(wait, alarm, timeout_ms, QUICK_US, SLEEP_US);
     wait->begin = atomic_load_explicit(&mpi->lively, memory_order_relaxed);
@@ -35,7 +39,7 @@ static void begin_wait(wh_mpi *mpi, wh_mpi_wait *wait, wh_mpi_alarm *alarm, uint
 
 /* ---- incoming messages: the lock is held ---- */
 
-/** Begins to receive what a probe has found. @return MPI's error code. */
+/** Starts to receive a message that a probe has found. @return MPI's error code. */
 static int accept_message(wh_mpi *mpi, MPI_Message *found, const MPI_Status *status, bool unwanted) {
     int size = 0;
     MPI_Get_count(status, MPI_BYTE, &size);
@@ -46,7 +50,7 @@ static int accept_message(wh_mpi *mpi, MPI_Message *found, const MPI_Status *sta
     }
     wh_mpi_incoming *one = malloc(sizeof(*one) + (size_t)size);
     if (!one) {
-        return MPI_ERR_NO_MEM; /* the message is lost, so that the group cannot be used any more */
+        return MPI_ERR_NO_MEM; /* The message is lost, so the group cannot be used any more. */
     }
     *one = (wh_mpi_incoming){.rank = status->MPI_SOURCE, .unwanted = unwanted, .size = (size_t)size};
     int code = MPI_Imrecv(one->bytes, size, MPI_BYTE, found, &one->request);
@@ -63,7 +67,10 @@ static int accept_message(wh_mpi *mpi, MPI_Message *found, const MPI_Status *sta
     return MPI_SUCCESS;
 }
 
-/** Begins to receive the messages with a tag that have arrived. @return MPI's error code. */
+/**
+ * Starts to receive the messages with this tag that have arrived. Stops when INCOMING_MAX messages
+ * are being received. @return MPI's error code.
+ */
 static int look(wh_mpi *mpi, int source, int tag, bool unwanted) {
     int code = MPI_SUCCESS;
     int found = 1;
@@ -78,7 +85,7 @@ static int look(wh_mpi *mpi, int source, int tag, bool unwanted) {
     return code;
 }
 
-/** The same for messages, and for pieces that nobody wants any more. */
+/** Starts to receive everything that has arrived: messages, and pieces that will be dropped. */
 static int look_for_all(wh_mpi *mpi) {
     int code = look(mpi, MPI_ANY_SOURCE, WH_MPI_TAG_MESSAGE, false);
     for (const wh_mpi_drain *one = mpi->drains; one && code == MPI_SUCCESS; one = one->next) {
@@ -96,8 +103,8 @@ static bool is_first_of_its_rank(const wh_mpi *mpi, const wh_mpi_incoming *one) 
 }
 
 /**
- * Takes the messages that are complete, in their order.
- * @param rank_p  the sender of the one whose receive failed.
+ * Takes the complete messages out of the list, in their order.
+ * @param rank_p  the sender of the message whose receive failed.
  * @return MPI's error code.
  */
 static int take_whole(wh_mpi *mpi, wh_mpi_incoming **whole_p, int32_t *rank_p) {
@@ -125,7 +132,7 @@ static int take_whole(wh_mpi *mpi, wh_mpi_incoming **whole_p, int32_t *rank_p) {
 
 /* ---- sending ---- */
 
-/** Frees the messages that were sent. The lock is held. */
+/** Frees the messages whose send has ended. The caller holds the lock. */
 static void reap_outgoing(wh_mpi *mpi) {
     for (wh_mpi_outgoing **at = &mpi->outgoing; *at;) {
         wh_mpi_outgoing *one = *at;
@@ -143,7 +150,7 @@ static void reap_outgoing(wh_mpi *mpi) {
     }
 }
 
-/** Begins to send a message. The lock is held. @return MPI's error code. */
+/** Starts to send a message. The caller holds the lock. @return MPI's error code. */
 static int begin(wh_mpi *mpi, wh_mpi_outgoing *one) {
     int code = MPI_Isend(one->bytes, (int)one->size, MPI_BYTE, one->rank, WH_MPI_TAG_MESSAGE, mpi->communicator,
                          &one->request);
@@ -158,7 +165,10 @@ static int begin(wh_mpi *mpi, wh_mpi_outgoing *one) {
     return code;
 }
 
-/** Waits a moment for a message to be sent. Receives meanwhile: the peer may be doing the same. */
+/**
+ * Waits until a message is sent, but at most LINGER_MS. Receives messages meanwhile, because the
+ * peer may be waiting in the same way.
+ */
 static void linger(wh_mpi *mpi, wh_mpi_outgoing *one) {
     wh_mpi_wait wait;
     bool gone = false;
@@ -183,7 +193,7 @@ wherry_status wh_mpi_send(void *context, int32_t rank, const void *bytes, size_t
     wherry_status status = wh_mpi_permit(mpi, error);
     wh_mpi_outgoing *one = status == WHERRY_OK ? malloc(sizeof(*one) + size) : NULL;
     if (!one) {
-        return status == WHERRY_OK ? wh_mpi_fail(error, WHERRY_NO_MEMORY, rank, "no memory for a message") : status;
+        return status == WHERRY_OK ? wh_mpi_fail(error, WHERRY_NO_MEMORY, rank, "out of memory for a message") : status;
     }
     bool awaited = size > EAGER_BYTES;
     *one = (wh_mpi_outgoing){.rank = rank, .size = size, .awaited = awaited};
@@ -227,7 +237,10 @@ static int progress(wh_mpi *mpi, wh_mpi_incoming **whole_p, int32_t *rank_p) {
     return code;
 }
 
-/** @return true if there was a message. */
+/**
+ * Delivers complete messages, drops unwanted pieces, and frees both. @return true if it delivered a
+ * message.
+ */
 static bool hand_over(wh_mpi_incoming *whole, wherry_group_deliver_fn deliver, void *sink) {
     bool any = false;
     while (whole) {
@@ -266,10 +279,10 @@ wherry_status wh_mpi_receive(void *context, uint32_t timeout_ms, wherry_group_de
             wh_mpi_note_lively(mpi);
         }
         if (code != MPI_SUCCESS) {
-            return wh_mpi_fail_code(error, code, rank, "receiving messages by MPI");
+            return wh_mpi_fail_code(error, code, rank, "receiving messages with MPI");
         }
         if (atomic_load(&mpi->under_way) > 0) {
-            wait.quick = 0; /* also if they have begun meanwhile */
+            wait.quick = 0; /* Blocks may have begun to move during the wait. */
         }
     } while (!any && wh_mpi_wait_on(&wait));
     return WHERRY_OK;
@@ -298,7 +311,8 @@ bool wh_mpi_settle(wh_mpi *mpi) {
     reap_outgoing(mpi);
     wh_mpi_reap_copies(mpi);
     /*
-     * Before the look: nothing follows a rank's last message, so that one more look finds the rest.
+     * Read `missing` before looking for messages. Nothing follows the last message of a rank, so
+     * one more look finds everything that is left.
      */
     bool all = mpi->missing == 0;
     bool well = look(mpi, MPI_ANY_SOURCE, MPI_ANY_TAG, true) == MPI_SUCCESS;

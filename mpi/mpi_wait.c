@@ -1,4 +1,4 @@
-/* Waiting. MPI has to be polled: it wakes nobody. */
+/* Waiting. MPI has to be polled, because it cannot wake a thread. */
 #include <sched.h>
 #include <time.h>
 
@@ -6,7 +6,8 @@
 
 enum {
     FIRST_SLEEP_US = 20,
-    AWAY_NS = 20000, /**< If sched_yield takes longer than this, others need the processor. */
+    /** If sched_yield takes longer than this, other threads need the processor. */
+    AWAY_NS = 20000,
 };
 
 uint64_t wh_mpi_now(void) {
@@ -43,7 +44,10 @@ void wh_mpi_wake(void *context) {
     pthread_mutex_unlock(&alarm->lock);
 }
 
-/** Sleeps until that time. @return true if the alarm has rung, and resets it. */
+/**
+ * Sleeps until a time, or until the alarm rings. Resets the alarm. @return true if the alarm had
+ * rung.
+ */
 static bool sleep_until(wh_mpi_alarm *alarm, uint64_t moment) {
     const struct timespec at = {(time_t)(moment / 1000000000), (long)(moment % 1000000000)};
     if (!alarm) {
@@ -79,7 +83,7 @@ bool wh_mpi_wait_on(wh_mpi_wait *wait) {
         return false;
     }
     if (at - wait->begin < wait->quick) {
-        sched_yield(); /* the peer may need this processor */
+        sched_yield(); /* The peer may need this processor. */
         if (wait->modest && wh_mpi_now() - at > AWAY_NS) {
             wait->quick = 0;
         }

@@ -9,8 +9,8 @@ whatever these may include. More rules of that document are checked too:
   - Private headers are named relative to src/, as "base/alloc.h"; public ones are <wherry/...>.
   - A header in a backend's folder (below src/group/ or src/lane/) belongs to that backend. Other
     folders may include it only if their row says `all`.
-  - Users (folders outside src/) see public headers, their own files and those of users that their
-    row names. Tests see everything.
+  - Users (folders outside src/) see public headers, their own files, and those of users and of
+    folders of src/ that their row names. Tests see everything.
 """
 
 import re
@@ -95,6 +95,8 @@ def check_include(root, table, file, quote, target):
     if ".." not in Path(target).parts and any(
         (root / name / target).is_file() for name in table.get(top, []) if name != "include"
     ):
+        return None
+    if private and Path(target).parts[0] in reachable(table, top):
         return None
     return f"{top}/ may include public headers only, as <wherry/...>"
 

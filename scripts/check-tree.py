@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """check-tree.py BUILD_DIR: checks that every folder of src/ has a README.md, that no two C files of
-src/, python/ and tests/ have the same name, and that every source in them is built (except for
-BUILT_ELSEWHERE)."""
+src/, python/ and tests/ have the same name, that git tracks all of them, and that every source in
+them is built (except for BUILT_ELSEWHERE)."""
 
 import json
 import os
+import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -25,12 +26,16 @@ def main(build):
     built = {
         os.path.realpath(os.path.join(entry["directory"], entry["file"])) for entry in database
     }
+    known = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    tracked = set(known.stdout.splitlines()) if known.returncode == 0 else None
     places = defaultdict(list)
     for path in sorted(
         p for folder in ("src", "python", "tests") for p in (ROOT / folder).rglob("*.[ch]")
     ):
         where = str(path.relative_to(ROOT))
         places[path.name].append(where)
+        if tracked is not None and where not in tracked:
+            wrong.append(f"{where}: not tracked by git")
         if path.suffix == ".c" and str(path) not in built and not where.startswith(BUILT_ELSEWHERE):
             wrong.append(f"{where}: in no meson.build")
     wrong += [f"the same name twice: {' '.join(same)}" for same in places.values() if len(same) > 1]

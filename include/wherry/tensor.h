@@ -2,8 +2,8 @@
  * @file wherry/tensor.h  Tensors: element types, devices, storages, views of storages, DTensor and
  * ShardedTensor.
  *
- * No function here blocks, unless it says so. The rules of wherry/value.h for ownership and threads
- * apply. All since 0.1.
+ * No function here blocks unless its comment says so. The rules for ownership and threads in
+ * wherry/value.h apply here too. Available since version 0.1.
  */
 #ifndef WHERRY_TENSOR_H
 #define WHERRY_TENSOR_H
@@ -23,10 +23,10 @@ extern "C" {
 /** @{ */
 
 /**
- * X(NAME, VALUE, TEXT, BITS, CLASS): every element type. TEXT is PyTorch's name. VALUE is part of
+ * All element types, as X(NAME, VALUE, TEXT, BITS, CLASS). TEXT is PyTorch's name. VALUE is part of
  * the wire format and never changes. BITS is the size of one stored element: F4_E2M1FN_X2 holds two
- * 4-bit numbers in 8 bits. Quantized types are stored as plain integers; their scale is kept
- * elsewhere.
+ * 4-bit numbers in 8 bits. Quantized types are stored as plain integers. The tensor does not
+ * contain their scale.
  */
 #define WHERRY_DTYPE_LIST(X)                                                                                           \
     X(BOOL, 0, "bool", 8, BOOL)                                                                                        \
@@ -90,25 +90,27 @@ typedef enum wherry_dtype_class {
     WHERRY_CLASS_SIGNED,
     WHERRY_CLASS_FLOAT,
     WHERRY_CLASS_COMPLEX,
-    WHERRY_CLASS_QUANTIZED, /**< Integers whose scale is kept elsewhere. */
+    WHERRY_CLASS_QUANTIZED, /**< Integers with a scale, which is not part of the tensor. */
     WHERRY_CLASS_PACKED,    /**< Numbers of fewer than 8 bits, stored in bytes. */
-    WHERRY_CLASS_BITS,      /**< Bits without a meaning. */
+    WHERRY_CLASS_BITS,      /**< Bits without a numeric meaning. */
 } wherry_dtype_class;
 
 /** One row of the table of element types. */
 typedef struct wherry_dtype_info {
-    const char *name;          /**< PyTorch's name, such as "bfloat16"; valid forever. */
-    uint32_t bits;             /**< Bits of one stored element. */
-    uint32_t bytes;            /**< bits / 8: 1 to 16. */
+    /** PyTorch's name, such as "bfloat16". The text is valid forever. */
+    const char *name;
+    uint32_t bits;             /**< Size of one stored element in bits. */
+    uint32_t bytes;            /**< Size of one stored element in bytes: 1 to 16. */
     wherry_dtype_class class_; /**< What the bits mean. */
 } wherry_dtype_info;
 
-/** The row of an element type; NULL for an unknown number. Any thread. */
+/** The table row of an element type; NULL for an unknown number. Any thread may call this. */
 WHERRY_API const wherry_dtype_info *wherry_dtype_describe(wherry_dtype dtype);
 
 /**
- * Finds an element type by PyTorch's name, "bfloat16" or "torch.bfloat16".
- * @return its wherry_dtype; -1 if the name is unknown. Any thread.
+ * Finds an element type by PyTorch's name, "bfloat16" or "torch.bfloat16". Any thread may call
+ * this.
+ * @return its wherry_dtype; -1 if the name is unknown.
  */
 WHERRY_API int wherry_dtype_find(const char *name);
 
@@ -117,9 +119,9 @@ WHERRY_API int wherry_dtype_find(const char *name);
 /** @{ */
 
 /**
- * X(NAME, VALUE, TEXT): every kind of device that a state can name. VALUE is part of the wire
- * format and never changes. This version reads and writes host memory (CPU) and, if there is a
- * driver, memory of CUDA devices. The other kinds are only names.
+ * All kinds of devices that a state can name, as X(NAME, VALUE, TEXT). VALUE is part of the wire
+ * format and never changes. This version can read and write host memory (CPU) and, with a CUDA
+ * driver, the memory of CUDA devices. It knows the other kinds only by name.
  */
 #define WHERRY_DEVICE_LIST(X)                                                                                          \
     X(CPU, 0, "cpu")                                                                                                   \
@@ -143,32 +145,36 @@ typedef enum wherry_device_kind {
 
 /** A device: its kind and its index. */
 typedef struct wherry_device {
-    wherry_device_kind kind; /**< WHERRY_DEVICE_CPU and so on. */
-    int32_t index;           /**< -1: unspecified, as in "cuda" instead of "cuda:0". */
+    wherry_device_kind kind; /**< One of WHERRY_DEVICE_*. */
+    /** The number of the device; -1 if unspecified, as in "cuda" instead of "cuda:0". */
+    int32_t index;
 } wherry_device;
 
-/** Bytes that the longest text of a device needs, including the terminating zero. */
+/** Size in bytes of the longest text of a device, including the final zero. */
 #define WHERRY_DEVICE_TEXT_MAX 32
 
-/** Host memory: {WHERRY_DEVICE_CPU, -1}. Any thread. */
+/** Returns host memory: {WHERRY_DEVICE_CPU, -1}. Any thread may call this. */
 WHERRY_API wherry_device wherry_device_cpu(void);
 
-/** The text of a kind, such as "cuda"; valid forever. "?" for an unknown number. Any thread. */
+/**
+ * The text of a kind, such as "cuda"; "?" for an unknown number. The text is valid forever. Any
+ * thread may call this.
+ */
 WHERRY_API const char *wherry_device_kind_text(wherry_device_kind kind);
 
 /**
- * Formats a device as "cpu", "cuda:1" and so on.
+ * Formats a device as "cpu", "cuda:1" and so on. Any thread may call this.
  * @param text  receives at most WHERRY_DEVICE_TEXT_MAX bytes.
- * @return text. Any thread.
+ * @return text.
  */
 WHERRY_API char *wherry_device_text(wherry_device device, char text[WHERRY_DEVICE_TEXT_MAX]);
 
 /**
- * Parses "cpu", "cuda:1" and so on.
+ * Parses a device such as "cpu" or "cuda:1". Any thread may call this.
  * @param text      zero-terminated; borrowed.
  * @param device_p  the result.
- * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT for any other text, with the known kinds in the
- * message. Any thread.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT if the text is not a device; the message lists the
+ * known kinds.
  */
 WHERRY_API wherry_status wherry_device_parse(const char *text, wherry_device *device_p, wherry_error *error);
 
@@ -178,9 +184,9 @@ WHERRY_API wherry_status wherry_device_parse(const char *text, wherry_device *de
  *
  * A storage is a contiguous block of memory that tensors are views of: a pointer, a number of bytes
  * and a device. It is reference-counted: its creator holds one reference, and so does every tensor
- * over it. When the last reference is dropped, the library frees memory that it allocated, and
- * calls the release function for memory that the caller wrapped. Reference counting is thread-safe.
- * Access to the bytes is up to the caller.
+ * that is a view of it. When the last reference is dropped, the library frees memory that it
+ * allocated, and calls the release function for memory that the caller wrapped. Reference counting
+ * is thread-safe. The caller must coordinate access to the bytes.
  */
 /** @{ */
 
@@ -188,77 +194,90 @@ WHERRY_API wherry_status wherry_device_parse(const char *text, wherry_device *de
 typedef struct wherry_storage wherry_storage;
 
 /**
- * Called once, when the last reference to a wrapped storage is dropped, in the thread that dropped
- * it. It must not call the library.
+ * Releases the memory of a wrapped storage. It is called once, in the thread that drops the last
+ * reference to the storage. It must not call the library.
  */
 typedef void (*wherry_release_fn)(void *context, void *data);
 
 /**
  * Wraps memory that the caller owns.
- * @param data       the first byte; must stay valid until release is called. May be NULL only if
- *                   nbytes is 0.
+ * @param data       the first byte. The memory must stay valid until release is called. May be NULL
+ *                   only if nbytes is 0.
  * @param nbytes     the size.
- * @param device     where the memory is. For CUDA, index -1 is replaced by the device of the
- *                   address.
- * @param release    called when the storage is no longer used. NULL: the caller keeps the memory
- *                   longer than that.
+ * @param device     the device of the memory. For CUDA, index -1 is replaced by the device of the
+ *                   address, if there is a driver.
+ * @param release    called when the storage is no longer used. NULL if the caller guarantees that
+ *                   the memory outlives the storage.
  * @param context    passed to release.
- * @param storage_p  the storage, with one reference that belongs to the caller:
+ * @param storage_p  the storage, with one reference that the caller owns. Drop it with
  *                   wherry_storage_unref.
- * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT, also if a CUDA driver does not know the address;
- * WHERRY_NO_MEMORY. On failure release is not called and the memory still belongs to the caller.
- * Any thread.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT, also if the index of a CUDA device is -1 and the
+ * driver does not know the address; WHERRY_NO_MEMORY. On failure release is not called and the
+ * memory still belongs to the caller. Any thread may call this.
  */
 WHERRY_API wherry_status wherry_storage_wrap(void *data, uint64_t nbytes, wherry_device device,
                                              wherry_release_fn release, void *context, wherry_storage **storage_p,
                                              wherry_error *error);
 
 /**
- * Allocates a storage, filled with zeros. Host memory of 2 MiB or more is aligned to 2 MiB and asks
- * for huge pages; the system provides each page when it is first touched. Memory of a CUDA device
- * comes from its primary context.
- * @param device     WHERRY_DEVICE_CPU, or WHERRY_DEVICE_CUDA if there is a driver; index -1 is the
- *                   first device.
- * @param storage_p  the storage, with one reference that belongs to the caller:
+ * Allocates a storage, filled with zeros. Host memory of 2 MiB or more is aligned to 2 MiB, and the
+ * library requests huge pages for it. The system provides each of these pages when it is first
+ * used. CUDA memory is allocated in the primary context of the device.
+ * @param device     WHERRY_DEVICE_CPU, or WHERRY_DEVICE_CUDA if there is a driver; index -1 means
+ *                   the first device.
+ * @param storage_p  the storage, with one reference that the caller owns. Drop it with
  *                   wherry_storage_unref.
  * @return WHERRY_OK; WHERRY_UNSUPPORTED for another kind of device, or without a driver;
  * WHERRY_INVALID_ARGUMENT for more than 2^63-1 bytes, or if the device does not exist;
- * WHERRY_NO_MEMORY; WHERRY_SYSTEM if the device fails. May block for device memory. Any thread.
+ * WHERRY_NO_MEMORY; WHERRY_SYSTEM if the device fails. May block for device memory. Any thread may
+ * call this.
  */
 WHERRY_API wherry_status wherry_storage_allocate(uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
                                                  wherry_error *error);
 
 /**
- * Creates a storage that has a size and a device but no memory. A decoded manifest has such
- * storages.
- * @param storage_p  the storage, with one reference that belongs to the caller:
+ * Creates a storage that has a size and a device but no memory. The storages of a decoded manifest
+ * are like this.
+ * @param storage_p  the storage, with one reference that the caller owns. Drop it with
  *                   wherry_storage_unref.
  * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT for more than 2^63-1 bytes; WHERRY_NO_MEMORY. Any
- * thread.
+ * thread may call this.
  */
 WHERRY_API wherry_status wherry_storage_describe(uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
                                                  wherry_error *error);
 
-/** Takes another reference. @return storage. Any thread. */
+/** Takes another reference. Any thread may call this. @return storage. */
 WHERRY_API wherry_storage *wherry_storage_ref(wherry_storage *storage);
 
-/** Drops a reference; the last one releases the memory. storage may be NULL. Any thread. */
+/**
+ * Drops a reference. Dropping the last one releases the memory. storage may be NULL. Any thread may
+ * call this.
+ */
 WHERRY_API void wherry_storage_unref(wherry_storage *storage);
 
-/** The first byte; NULL if the storage has no memory or no bytes. Any thread. */
+/**
+ * The address of the first byte; NULL if the storage has no memory or no bytes. Any thread may call
+ * this.
+ */
 WHERRY_API void *wherry_storage_data(const wherry_storage *storage);
 
-/** The size in bytes. Any thread. */
+/** The size in bytes. Any thread may call this. */
 WHERRY_API uint64_t wherry_storage_nbytes(const wherry_storage *storage);
 
-/** The device of the memory, or the device that the memory will be on. Any thread. */
+/**
+ * The device of the memory. If the storage has no memory, the device that its memory would be on.
+ * Any thread may call this.
+ */
 WHERRY_API wherry_device wherry_storage_device(const wherry_storage *storage);
 
 /**
- * Provides memory for a new storage of a received state. It may block.
- * @param storage_p  a storage of at least nbytes on that device; the library takes its reference
- *                   over.
- * @return WHERRY_OK, or a status that ends the planning and is passed on to its caller.
+ * Provides memory for a new storage of a received state. The thread inside the receive or inside
+ * wherry_plan_create calls this function, without holding a lock. The function may block and may
+ * create storages, but must not use the transport.
+ * @param storage_p  a storage of at least nbytes on that device. The library takes over the
+ *                   reference.
+ * @return WHERRY_OK, or a status that ends the receive (or wherry_plan_create) and becomes its
+ * result.
  */
 typedef wherry_status (*wherry_allocate_fn)(void *context, uint64_t nbytes, wherry_device device,
                                             wherry_storage **storage_p);
@@ -273,25 +292,26 @@ typedef wherry_status (*wherry_allocate_fn)(void *context, uint64_t nbytes, wher
 /** Bits of wherry_tensor.flags. The numbers are part of the wire format and never change. */
 enum {
     WHERRY_TENSOR_REQUIRES_GRAD = 1,
-    WHERRY_TENSOR_CONJ = 2, /**< The elements are the conjugates of what is stored. */
-    WHERRY_TENSOR_NEG = 4,  /**< The elements are the negatives of what is stored. */
-    WHERRY_TENSOR_FLAGS = 7 /**< All of them. */
+    WHERRY_TENSOR_CONJ = 2, /**< The elements are the conjugates of the stored values. */
+    WHERRY_TENSOR_NEG = 4,  /**< The elements are the negatives of the stored values. */
+    WHERRY_TENSOR_FLAGS = 7 /**< All flags. */
 };
 
 /**
- * A view of a storage. Element (i, j, ...) is offset + i * strides[0] + j * strides[1] + ...
- * elements after the first byte of the storage. Strides are never negative. They may be 0 (an
- * expanded tensor), and elements may overlap.
+ * A view of a storage. Element (i, j, ...) of the tensor is element offset + i * strides[0] + j *
+ * strides[1] + ... of the storage. Strides are never negative. They may be 0 (an expanded tensor),
+ * and elements may overlap.
  */
 typedef struct wherry_tensor {
-    wherry_storage *storage; /**< A tensor value holds a reference to it. */
-    wherry_dtype dtype;      /**< Of the elements. */
-    uint32_t flags;          /**< WHERRY_TENSOR_* */
-    uint32_t ndim;           /**< 0 (a scalar) to WHERRY_NDIM_MAX. */
-    int64_t offset;          /**< In elements. */
+    wherry_storage *storage; /**< The memory. A tensor value holds a reference to it. */
+    wherry_dtype dtype;      /**< Type of the elements. */
+    uint32_t flags;          /**< Any of WHERRY_TENSOR_REQUIRES_GRAD, _CONJ and _NEG. */
+    uint32_t ndim;           /**< Number of dimensions: 0 (a scalar) to WHERRY_NDIM_MAX. */
+    int64_t offset;          /**< Offset of the first element within the storage, in elements. */
     const int64_t *shape;    /**< ndim sizes; may be NULL if ndim is 0. */
     /**
-     * ndim strides, in elements. In wherry_tensor_create, NULL: contiguous, last dimension fastest.
+     * ndim strides, in elements. NULL in wherry_tensor_create means contiguous, last dimension
+     * fastest.
      */
     const int64_t *strides;
 } wherry_tensor;
@@ -299,7 +319,7 @@ typedef struct wherry_tensor {
 /**
  * Creates a tensor.
  * @param tensor   borrowed; its arrays are copied and a reference to its storage is taken.
- * @param value_p  belongs to the caller.
+ * @param value_p  owned by the caller.
  * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT for an unknown dtype or flag, too
  * many dimensions, a negative size, stride or offset, or an element outside the storage. A tensor
  * without elements needs no bytes.
@@ -313,12 +333,12 @@ WHERRY_API const wherry_tensor *wherry_tensor_get(const wherry_value *value);
 WHERRY_API uint64_t wherry_tensor_count(const wherry_tensor *tensor);
 
 /**
- * The whole storage of a tensor as a one-dimensional tensor of another dtype, over the same
- * storage. With WHERRY_U8 this is a cast to bytes. The offset and the strides of the tensor do not
+ * Creates a one-dimensional tensor of another dtype over the whole storage of a tensor. With
+ * WHERRY_U8 this is a cast to bytes. The offset and the strides of the original tensor do not
  * matter.
- * @param value_p  belongs to the caller.
- * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT if the storage is not a whole number
- * of elements.
+ * @param value_p  owned by the caller.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT if the size of the storage is not a
+ * multiple of the element size.
  */
 WHERRY_API wherry_status wherry_tensor_cast(const wherry_tensor *tensor, wherry_dtype dtype, wherry_value **value_p,
                                             wherry_error *error);
@@ -329,15 +349,18 @@ WHERRY_API wherry_status wherry_tensor_cast(const wherry_tensor *tensor, wherry_
  */
 /** @{ */
 
-/** A mesh of ranks, shared by the DTensors over it. Opaque, reference-counted, never changed. */
+/**
+ * A mesh of ranks, which several DTensors can share. Opaque and reference-counted. It never
+ * changes.
+ */
 typedef struct wherry_mesh wherry_mesh;
 
 /** The contents of a mesh. */
 typedef struct wherry_mesh_info {
     wherry_device_kind device; /**< The kind of device that the ranks compute on. */
-    uint32_t ndim;             /**< 1 to WHERRY_NDIM_MAX. */
+    uint32_t ndim;             /**< Number of dimensions: 1 to WHERRY_NDIM_MAX. */
     const int64_t *shape;      /**< ndim sizes, each at least 1. */
-    /** One rank per position, last dimension fastest; each at least 0. */
+    /** The rank at each position, last dimension fastest. Each is at least 0. */
     const int64_t *ranks;
     const char *const *dim_names; /**< ndim names, UTF-8; NULL if the dimensions have no names. */
 } wherry_mesh_info;
@@ -345,15 +368,15 @@ typedef struct wherry_mesh_info {
 /**
  * Creates a mesh.
  * @param info    borrowed; everything is copied.
- * @param mesh_p  the mesh, with one reference that belongs to the caller: wherry_mesh_unref.
+ * @param mesh_p  the mesh, with one reference that the caller owns. Drop it with wherry_mesh_unref.
  * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT if a size or a rank is out of range.
  */
 WHERRY_API wherry_status wherry_mesh_create(const wherry_mesh_info *info, wherry_mesh **mesh_p, wherry_error *error);
 
-/** Takes another reference. @return mesh. Any thread. */
+/** Takes another reference. Any thread may call this. @return mesh. */
 WHERRY_API wherry_mesh *wherry_mesh_ref(wherry_mesh *mesh);
 
-/** Drops a reference. mesh may be NULL. Any thread. */
+/** Drops a reference. mesh may be NULL. Any thread may call this. */
 WHERRY_API void wherry_mesh_unref(wherry_mesh *mesh);
 
 /** The contents of a mesh, borrowed. */
@@ -367,9 +390,13 @@ typedef enum wherry_placement_kind {
     WHERRY_REPLICATE = 0, /**< Every rank has the whole tensor. */
     /** Split along `dim` into equal pieces; the last ones may be smaller or empty. */
     WHERRY_SHARD = 1,
-    /** Split along `dim` into split_factor pieces per rank, dealt out in turn. */
+    /**
+     * Split along `dim` into split_factor pieces per rank. The ranks get the pieces in turn: the
+     * first rank gets the first piece, and so on.
+     */
     WHERRY_STRIDED_SHARD = 2,
-    WHERRY_PARTIAL = 3, /**< Every rank has one summand. */
+    /** Every rank has a partial result. The operation reduce_op combines them into the tensor. */
+    WHERRY_PARTIAL = 3,
 } wherry_placement_kind;
 
 /** One placement. */
@@ -383,13 +410,14 @@ typedef struct wherry_placement {
 
 /** The contents of a DTensor. */
 typedef struct wherry_dtensor {
-    wherry_value *local;                /**< A value of kind TENSOR: the part of this rank. */
-    wherry_mesh *mesh;                  /**< The ranks. */
+    wherry_value *local;                /**< This rank's part, a value of kind TENSOR. */
+    wherry_mesh *mesh;                  /**< The ranks that the tensor is distributed over. */
     const wherry_placement *placements; /**< One per dimension of the mesh. */
-    wherry_dtype dtype;                 /**< Of the global tensor and of the local one. */
-    /** WHERRY_TENSOR_REQUIRES_GRAD or 0, of the DTensor itself. */
+    /** Element type of the global tensor and of the local one. */
+    wherry_dtype dtype;
+    /** WHERRY_TENSOR_REQUIRES_GRAD or 0. It applies to the DTensor, not to its local tensor. */
     uint32_t flags;
-    /** Dimensions of the global tensor and of the local one. */
+    /** Number of dimensions of the global tensor and of the local one. */
     uint32_t ndim;
     const int64_t *shape;   /**< ndim global sizes. */
     const int64_t *strides; /**< ndim global strides. */
@@ -397,9 +425,9 @@ typedef struct wherry_dtensor {
 
 /**
  * Creates a DTensor.
- * @param dtensor  borrowed. `local` is taken over on success, the arrays are copied, a reference to
- *                 the mesh is taken.
- * @param value_p  belongs to the caller.
+ * @param dtensor  borrowed. On success the DTensor owns `local`. The arrays are copied, and a
+ *                 reference to the mesh is taken.
+ * @param value_p  owned by the caller.
  * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT if local is not a TENSOR of that
  * dtype and number of dimensions, if it belongs to a container, or if a placement names a dimension
  * that the tensor does not have.
@@ -414,21 +442,21 @@ WHERRY_API const wherry_dtensor *wherry_dtensor_get(const wherry_value *value);
 /** @name ShardedTensor: local shards, each a box of a global tensor */
 /** @{ */
 
-/** Where a shard is: PyTorch's "rank:3/cuda:1". */
+/** Where a shard is. PyTorch writes it as "rank:3/cuda:1". */
 typedef struct wherry_shard_place {
-    int64_t rank;         /**< -1: unspecified. */
-    wherry_device device; /**< Of that rank. */
+    int64_t rank;         /**< The rank; -1 if unspecified. */
+    wherry_device device; /**< A device of that rank. */
 } wherry_shard_place;
 
 /** The box of a shard, and where the shard is. */
 typedef struct wherry_shard_info {
-    /** The first element of the box, one index per dimension of the global tensor. */
+    /** The position of the box's first element, one index per dimension of the global tensor. */
     const int64_t *offsets;
     const int64_t *sizes;     /**< The sizes of the box, one per dimension. */
     wherry_shard_place place; /**< Where the shard is. */
 } wherry_shard_info;
 
-/** A shard of this rank. */
+/** A shard that this rank has. */
 typedef struct wherry_shard {
     wherry_value *tensor;   /**< A value of kind TENSOR whose shape is info.sizes. */
     wherry_shard_info info; /**< Its box. */
@@ -437,8 +465,8 @@ typedef struct wherry_shard {
 /** How a tensor was split into shards. The numbers are part of the wire format and never change. */
 typedef enum wherry_sharding_kind {
     WHERRY_SHARDING_NONE = 0,       /**< Unspecified. */
-    WHERRY_SHARDING_CHUNK = 1,      /**< Along one dimension, one piece per place. */
-    WHERRY_SHARDING_ENUMERABLE = 2, /**< A list of boxes. */
+    WHERRY_SHARDING_CHUNK = 1,      /**< Split along one dimension, one piece per place. */
+    WHERRY_SHARDING_ENUMERABLE = 2, /**< Split into a list of boxes. */
 } wherry_sharding_kind;
 
 /** The sharding specification. */
@@ -446,8 +474,8 @@ typedef struct wherry_sharding {
     wherry_sharding_kind kind;        /**< Which of the members below are used. */
     int64_t dim;                      /**< CHUNK: the dimension. Otherwise 0. */
     uint32_t count;                   /**< CHUNK: number of places. ENUMERABLE: number of boxes. */
-    const wherry_shard_place *places; /**< CHUNK. Otherwise NULL. */
-    const wherry_shard_info *boxes;   /**< ENUMERABLE. Otherwise NULL. */
+    const wherry_shard_place *places; /**< CHUNK: the places. Otherwise NULL. */
+    const wherry_shard_info *boxes;   /**< ENUMERABLE: the boxes. Otherwise NULL. */
 } wherry_sharding;
 
 /** PyTorch's memory formats. The numbers are part of the wire format and never change. */
@@ -458,26 +486,29 @@ typedef enum wherry_memory_format {
     WHERRY_FORMAT_PRESERVE = 3,
 } wherry_memory_format;
 
-/** The contents of a ShardedTensor. The layout in its tensor properties is always strided. */
+/**
+ * The contents of a ShardedTensor. PyTorch's property `layout` is not included, because it is
+ * always strided.
+ */
 typedef struct wherry_sharded {
-    wherry_dtype dtype;              /**< Of the global tensor and of each shard. */
+    wherry_dtype dtype;              /**< Element type of the global tensor and of each shard. */
     bool requires_grad;              /**< From PyTorch's tensor properties. */
     bool pin_memory;                 /**< From PyTorch's tensor properties. */
     wherry_memory_format format;     /**< From PyTorch's tensor properties. */
-    uint32_t ndim;                   /**< Dimensions of the global tensor. */
+    uint32_t ndim;                   /**< Number of dimensions of the global tensor. */
     const int64_t *shape;            /**< ndim global sizes. */
-    uint32_t shard_count;            /**< Shards of this rank; may be 0. */
-    const wherry_shard *shards;      /**< shard_count shards. */
-    uint32_t global_count;           /**< Shards of all ranks. */
-    const wherry_shard_info *global; /**< global_count boxes: the metadata of all shards. */
-    wherry_sharding sharding;        /**< How it was split. */
+    uint32_t shard_count;            /**< Number of shards of this rank; may be 0. */
+    const wherry_shard *shards;      /**< The shards of this rank. */
+    uint32_t global_count;           /**< Number of shards of all ranks. */
+    const wherry_shard_info *global; /**< The boxes of all shards. */
+    wherry_sharding sharding;        /**< How the tensor was split. */
 } wherry_sharded;
 
 /**
  * Creates a ShardedTensor.
- * @param sharded  borrowed. The tensors of its shards are taken over on success; everything else is
- *                 copied.
- * @param value_p  belongs to the caller.
+ * @param sharded  borrowed. On success the ShardedTensor owns the tensors of its shards. Everything
+ *                 else is copied.
+ * @param value_p  owned by the caller.
  * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT if a box is outside the global
  * tensor, or if the tensor of a shard has another dtype or shape than its box, or belongs to a
  * container.

@@ -1,15 +1,16 @@
 /**
- * @file wherry/value.h  The value tree: everything that a state dict holds, paths into it, and
+ * @file wherry/value.h  Value trees: everything that a state dict can hold, paths into a tree, and
  * operations on trees.
  *
- * A value is a node of a tree. Whoever creates a value owns it. A value that is put into a
- * container belongs to the container and is destroyed with it. Functions that take a value over say
- * so: on success it belongs to the container, on failure still to the caller. Pointers into a tree
- * that a function returns are borrowed and stay valid as long as the tree.
+ * A value is a node of a tree. The caller that creates a value owns it. A value that is put into a
+ * container belongs to the container and is destroyed with it. If a parameter is "taken over on
+ * success", the container owns it after success, and the caller still owns it after a failure.
+ * Pointers into a tree that a function returns are borrowed and stay valid as long as the tree.
  *
- * Threads: several threads may read a tree at the same time. Only one may change it, while no other
- * uses it. No function here blocks, except for writing to a file. Functions that create something
- * return WHERRY_OK or WHERRY_NO_MEMORY, plus the statuses that they list. All since 0.1.
+ * Several threads may read a tree at the same time. A thread may change it only while no other
+ * thread uses it. No function here blocks, except wherry_value_dump while it writes. Functions that
+ * create something return WHERRY_OK, WHERRY_NO_MEMORY, or a status that their comment lists.
+ * Available since version 0.1.
  */
 #ifndef WHERRY_VALUE_H
 #define WHERRY_VALUE_H
@@ -31,41 +32,46 @@ extern "C" {
 /** A node of a tree. Opaque. */
 typedef struct wherry_value wherry_value;
 
-/** What a value is. The numbers are part of the wire format and never change. */
+/** The kind of a value. The numbers are part of the wire format and never change. */
 typedef enum wherry_kind {
     WHERRY_KIND_NONE = 0,
     WHERRY_KIND_BOOL = 1,
-    WHERRY_KIND_INT = 2,     /**< An integer that fits int64_t. */
-    WHERRY_KIND_BIGINT = 3,  /**< An integer that does not. */
+    WHERRY_KIND_INT = 2,     /**< An integer that fits in int64_t. */
+    WHERRY_KIND_BIGINT = 3,  /**< An integer that does not fit in int64_t. */
     WHERRY_KIND_FLOAT = 4,   /**< A double. Every bit is kept, including NaN payloads and -0.0. */
     WHERRY_KIND_COMPLEX = 5, /**< Two doubles. */
     WHERRY_KIND_STRING = 6,  /**< UTF-8. */
     WHERRY_KIND_BYTES = 7,
     WHERRY_KIND_LIST = 8,
     WHERRY_KIND_TUPLE = 9,
-    WHERRY_KIND_DICT = 10,   /**< Entries stay in insertion order. */
-    WHERRY_KIND_OBJECT = 11, /**< A type name and a payload, which only a binding understands. */
+    WHERRY_KIND_DICT = 10, /**< A dict. Entries stay in insertion order. */
+    /**
+     * A type name and a payload. Only a binding, such as the Python package, understands the type.
+     */
+    WHERRY_KIND_OBJECT = 11,
     WHERRY_KIND_TENSOR = 12,
     WHERRY_KIND_DTENSOR = 13,
     WHERRY_KIND_SHARDED = 14,
 } wherry_kind;
 
-/** The maximum nesting depth of containers. Going deeper is WHERRY_INVALID_ARGUMENT. */
+/**
+ * The maximum nesting depth of containers and objects. Deeper nesting is WHERRY_INVALID_ARGUMENT.
+ */
 #define WHERRY_DEPTH_MAX 1000
 
 /** The kind of a value. */
 WHERRY_API wherry_kind wherry_value_kind(const wherry_value *value);
 
-/** The name of a kind, such as "dict"; valid forever. "?" for an unknown number. */
+/** The name of a kind, such as "dict"; "?" for an unknown number. The text is valid forever. */
 WHERRY_API const char *wherry_kind_name(wherry_kind kind);
 
-/** Destroys a value and everything below it. No container may own it. value may be NULL. */
+/** Destroys a value and everything in it. The caller must own it. value may be NULL. */
 WHERRY_API void wherry_value_destroy(wherry_value *value);
 
 /**
- * Copies a tree. Tensors are not copied: those of the copy are views of the same storages and hold
- * their own references.
- * @param copy_p  belongs to the caller.
+ * Copies a tree. The bytes of tensors are not copied: the tensors of the copy are views of the same
+ * storages and hold their own references.
+ * @param copy_p  owned by the caller.
  */
 WHERRY_API wherry_status wherry_value_copy(const wherry_value *value, wherry_value **copy_p, wherry_error *error);
 
@@ -73,42 +79,42 @@ WHERRY_API wherry_status wherry_value_copy(const wherry_value *value, wherry_val
 /** @name Creating scalars. The new value belongs to the caller. */
 /** @{ */
 
-/** None. */
+/** Creates a value of kind NONE. */
 WHERRY_API wherry_status wherry_none_create(wherry_value **value_p, wherry_error *error);
 
-/** A boolean. */
+/** Creates a boolean. */
 WHERRY_API wherry_status wherry_bool_create(bool content, wherry_value **value_p, wherry_error *error);
 
-/** A 64-bit integer. For larger ones, see wherry_bigint_create. */
+/** Creates a 64-bit integer. For larger integers, see wherry_bigint_create. */
 WHERRY_API wherry_status wherry_int_create(int64_t content, wherry_value **value_p, wherry_error *error);
 
-/** A floating-point number. All 64 bits are kept. */
+/** Creates a floating-point number. All 64 bits are kept. */
 WHERRY_API wherry_status wherry_float_create(double content, wherry_value **value_p, wherry_error *error);
 
-/** A complex number. */
+/** Creates a complex number. */
 WHERRY_API wherry_status wherry_complex_create(double real, double imaginary, wherry_value **value_p,
                                                wherry_error *error);
 
 /**
- * An integer of any size. If it fits int64_t, the value has kind INT.
+ * Creates an integer of any size. If it fits in int64_t, the value has kind INT.
  * @param negative   true for -magnitude.
- * @param magnitude  the absolute value, most significant byte first; leading zeros are allowed;
- *                   copied.
- * @param size       bytes of magnitude.
+ * @param magnitude  the absolute value, most significant byte first. Leading zeros are allowed. The
+ *                   bytes are copied.
+ * @param size       number of bytes of magnitude.
  */
 WHERRY_API wherry_status wherry_bigint_create(bool negative, const void *magnitude, size_t size, wherry_value **value_p,
                                               wherry_error *error);
 
 /**
- * A string.
- * @param text  UTF-8; may contain zero bytes; copied.
- * @param size  bytes of text, without a terminating zero.
+ * Creates a string.
+ * @param text  UTF-8. It is copied and may contain zero bytes.
+ * @param size  number of bytes, without a final zero.
  * @return also WHERRY_INVALID_ARGUMENT if text is not UTF-8.
  */
 WHERRY_API wherry_status wherry_string_create(const char *text, size_t size, wherry_value **value_p,
                                               wherry_error *error);
 
-/** A byte string. @param bytes  copied; may be NULL if size is 0. */
+/** Creates a byte string. @param bytes  copied; may be NULL if size is 0. */
 WHERRY_API wherry_status wherry_bytes_create(const void *bytes, size_t size, wherry_value **value_p,
                                              wherry_error *error);
 
@@ -131,20 +137,20 @@ WHERRY_API void wherry_complex_get(const wherry_value *value, double *real_p, do
 /** The magnitude of a BIGINT, most significant byte first, without leading zeros; borrowed. */
 WHERRY_API const uint8_t *wherry_bigint_get(const wherry_value *value, bool *negative_p, size_t *size_p);
 
-/** The text of a STRING, zero-terminated; borrowed. size_p may be NULL. */
+/** The text of a STRING, zero-terminated and borrowed. size_p may be NULL. */
 WHERRY_API const char *wherry_string_get(const wherry_value *value, size_t *size_p);
 
-/** The content of BYTES, never NULL for that kind; borrowed. */
+/** The content of BYTES, borrowed; never NULL for that kind. */
 WHERRY_API const void *wherry_bytes_get(const wherry_value *value, size_t *size_p);
 
 /** @} */
 /** @name Lists and tuples */
 /** @{ */
 
-/** An empty list. It belongs to the caller. */
+/** Creates an empty list, owned by the caller. */
 WHERRY_API wherry_status wherry_list_create(wherry_value **value_p, wherry_error *error);
 
-/** An empty tuple. It belongs to the caller. */
+/** Creates an empty tuple, owned by the caller. */
 WHERRY_API wherry_status wherry_tuple_create(wherry_value **value_p, wherry_error *error);
 
 /**
@@ -166,25 +172,25 @@ WHERRY_API wherry_value *wherry_sequence_at(const wherry_value *sequence, size_t
 /** @name Dicts */
 /** @{ */
 
-/** An empty dict. It belongs to the caller. */
+/** Creates an empty dict, owned by the caller. */
 WHERRY_API wherry_status wherry_dict_create(wherry_value **value_p, wherry_error *error);
 
 /**
- * Adds an entry at the end.
+ * Adds an entry at the end of a dict.
  * @param key   a scalar: none, bool, int, bigint, float, complex, string or bytes; taken over on
  *              success. Keys of different kinds are different (1 is not 1.0). Floats are compared
  *              bit by bit.
  * @param item  taken over on success.
- * @return also WHERRY_DUPLICATE_KEY; WHERRY_INVALID_ARGUMENT if key is not a scalar, and as for
- * wherry_sequence_append.
+ * @return also WHERRY_DUPLICATE_KEY; WHERRY_INVALID_ARGUMENT if key is not a scalar, or for the
+ * reasons that wherry_sequence_append lists.
  */
 WHERRY_API wherry_status wherry_dict_set(wherry_value *dict, wherry_value *key, wherry_value *item,
                                          wherry_error *error);
 
-/** As wherry_dict_set, with a string key: zero-terminated UTF-8, copied. */
+/** Like wherry_dict_set, with a string key. name is zero-terminated UTF-8 and is copied. */
 WHERRY_API wherry_status wherry_dict_put(wherry_value *dict, const char *name, wherry_value *item, wherry_error *error);
 
-/** The number of entries; 0 for any other kind. */
+/** The number of entries of a dict; 0 for any other kind. */
 WHERRY_API size_t wherry_dict_count(const wherry_value *dict);
 
 /** The key of the entry at an index, borrowed; NULL if index is out of range. */
@@ -204,31 +210,31 @@ WHERRY_API wherry_value *wherry_dict_get(const wherry_value *dict, const char *n
  * @name Objects
  *
  * An object is a value that a binding restores to a type of its host language: a namedtuple, an
- * OrderedDict, torch.Size. The library carries the type name and never interprets it. A path passes
- * through an object as if its payload stood in its place.
+ * OrderedDict, torch.Size. The library transports the type name and never interprets it. An object
+ * has no step of its own in a path: the path continues with the steps inside its payload.
  */
 /** @{ */
 
 /**
- * Creates an object. It belongs to the caller.
+ * Creates an object, owned by the caller.
  * @param type_name  UTF-8, zero-terminated, not empty; copied.
  * @param payload    any value; taken over on success.
- * @return also WHERRY_INVALID_ARGUMENT as for wherry_sequence_append.
+ * @return also WHERRY_INVALID_ARGUMENT, for the reasons that wherry_sequence_append lists.
  */
 WHERRY_API wherry_status wherry_object_create(const char *type_name, wherry_value *payload, wherry_value **value_p,
                                               wherry_error *error);
 
-/** The type name, borrowed; NULL for any other kind. */
+/** The type name of an OBJECT, borrowed; NULL for any other kind. */
 WHERRY_API const char *wherry_object_type(const wherry_value *value);
 
-/** The payload, borrowed; NULL for any other kind. */
+/** The payload of an OBJECT, borrowed; NULL for any other kind. */
 WHERRY_API wherry_value *wherry_object_payload(const wherry_value *value);
 
 /** @} */
 /**
  * @name Paths
  *
- * A path says where in a tree a value is: the steps from the root to it. As text, for example
+ * A path is the list of steps from the root of a tree to a value. As text it is, for example,
  * `layers[3].attn["q.weight"]` or `optimizer.state{0}.exp_avg`:
  *
  *     .name       a string key that is a C identifier; the first step has no dot
@@ -238,7 +244,7 @@ WHERRY_API wherry_value *wherry_object_payload(const wherry_value *value);
  *                 {nan:7ff8000000000001} {c(1.0,-0.0)} {b"bytes"}
  *
  * The empty text is the root. Objects have no step of their own. Each path has exactly one text,
- * and parsing the text gives the same path.
+ * and parsing that text gives the same path again.
  *
  * Paths never change, so any thread may use them.
  */
@@ -259,7 +265,7 @@ typedef struct wherry_step {
 /**
  * Creates a path.
  * @param steps   borrowed; the keys are copied. May be NULL if count is 0.
- * @param path_p  belongs to the caller: wherry_path_destroy.
+ * @param path_p  owned by the caller. Destroy it with wherry_path_destroy.
  * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT if a key is not a scalar or there
  * are too many steps.
  */
@@ -269,15 +275,15 @@ WHERRY_API wherry_status wherry_path_create(const wherry_step *steps, size_t cou
 /**
  * Parses the text of a path.
  * @param text    borrowed; need not be zero-terminated.
- * @param path_p  belongs to the caller: wherry_path_destroy.
- * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_BAD_PATH, with the byte offset of the fault in
- * error->offset.
+ * @param path_p  owned by the caller. Destroy it with wherry_path_destroy.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_BAD_PATH if it is not a path; error->offset is the
+ * byte offset of the fault.
  */
 WHERRY_API wherry_status wherry_path_parse(const char *text, size_t size, wherry_path **path_p, wherry_error *error);
 
 /**
  * Formats a path as text.
- * @param text_p  zero-terminated; belongs to the caller: wherry_free.
+ * @param text_p  zero-terminated text, owned by the caller. Free it with wherry_free.
  * @return WHERRY_OK; WHERRY_NO_MEMORY.
  */
 WHERRY_API wherry_status wherry_path_format(const wherry_path *path, char **text_p, wherry_error *error);
@@ -295,8 +301,8 @@ WHERRY_API const wherry_step *wherry_path_at(const wherry_path *path, size_t ind
 WHERRY_API bool wherry_path_equal(const wherry_path *one, const wherry_path *other);
 
 /**
- * The value at a path below root, borrowed; NULL if there is none. If an object is there, the
- * result is its payload.
+ * The value at a path below root, borrowed; NULL if there is none. If it is an object, the result
+ * is the payload of the object.
  */
 WHERRY_API wherry_value *wherry_value_at(const wherry_value *root, const wherry_path *path);
 
@@ -314,7 +320,7 @@ WHERRY_API wherry_status wherry_value_find(const wherry_value *root, const char 
  * @name Flatten and unflatten
  *
  * A leaf is a value that is not a container: a scalar, a tensor, a DTensor or a ShardedTensor. An
- * empty container is a leaf too, and so is the payload of an object if it is a leaf.
+ * empty container is a leaf too. The leaves of an object are the leaves of its payload.
  */
 /** @{ */
 
@@ -323,8 +329,8 @@ typedef struct wherry_flat wherry_flat;
 
 /**
  * Lists the leaves of a tree, depth first, in the order of the entries and items.
- * @param state   borrowed until the flat is destroyed; must not change before.
- * @param flat_p  belongs to the caller: wherry_flat_destroy.
+ * @param state   borrowed until the list is destroyed. It must not change before that.
+ * @param flat_p  owned by the caller. Destroy it with wherry_flat_destroy.
  * @return WHERRY_OK; WHERRY_NO_MEMORY.
  */
 WHERRY_API wherry_status wherry_flatten(const wherry_value *state, wherry_flat **flat_p, wherry_error *error);
@@ -342,13 +348,13 @@ WHERRY_API const wherry_path *wherry_flat_path(const wherry_flat *flat, size_t i
 WHERRY_API const wherry_value *wherry_flat_leaf(const wherry_flat *flat, size_t index);
 
 /**
- * Builds a tree with the same containers, keys and objects, but with other leaves.
- * @param flat     from wherry_flatten.
- * @param leaves   one per leaf of flat, in its order; each belongs to the caller and is taken over
- *                 on success.
- * @param state_p  belongs to the caller.
+ * Builds a tree with the same containers, keys and objects, but with different leaves.
+ * @param flat     a result of wherry_flatten.
+ * @param leaves   one value per leaf of flat, in the same order. The caller owns each of them; they
+ *                 are taken over on success.
+ * @param state_p  owned by the caller.
  * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT if the number of leaves is wrong, or
- * if a leaf is NULL, is given twice, belongs to a container, or makes the tree deeper than
+ * if a leaf is NULL, occurs twice, belongs to a container, or makes the tree deeper than
  * WHERRY_DEPTH_MAX.
  */
 WHERRY_API wherry_status wherry_unflatten(const wherry_flat *flat, wherry_value *const *leaves, size_t count,
@@ -358,7 +364,7 @@ WHERRY_API wherry_status wherry_unflatten(const wherry_flat *flat, wherry_value 
 /** @name Compare and print */
 /** @{ */
 
-/** What wherry_value_compare skips. */
+/** Flags of wherry_value_compare: what to skip. */
 enum {
     WHERRY_COMPARE_ALL = 0,        /**< Skip nothing. */
     WHERRY_COMPARE_NO_CONTENT = 1, /**< Do not compare the bytes of tensors. */
@@ -367,19 +373,19 @@ enum {
 };
 
 /**
- * Compares two trees: kinds, order, keys, scalars (bit by bit), layout and flags of tensors, which
- * tensors share a storage, and the bytes of their elements.
+ * Compares two trees: kinds, order, keys, scalars (bit by bit), layout, device and flags of
+ * tensors, which tensors share a storage, and the bytes of their elements.
  * @param flags  WHERRY_COMPARE_*
- * @return WHERRY_OK if they are equal; WHERRY_MISMATCH if not, with the path of the first
- * difference and both sides in the error; WHERRY_UNSUPPORTED if bytes to compare are not in host
- * memory; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT.
+ * @return WHERRY_OK if the trees are equal; WHERRY_MISMATCH if not: the error has the path of the
+ * first difference and both sides; WHERRY_UNSUPPORTED if bytes to compare are not in host memory;
+ * WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT.
  */
 WHERRY_API wherry_status wherry_value_compare(const wherry_value *one, const wherry_value *other, unsigned flags,
                                               wherry_error *error);
 
 /**
- * Prints a tree for people, one line per value. Tensors that share a storage show the same storage
- * number. The format may change between versions.
+ * Prints a tree as text for people, one line per value. Tensors that share a storage show the same
+ * storage number. The format may change between versions.
  * @return WHERRY_OK; WHERRY_SYSTEM if writing failed; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT.
  */
 WHERRY_API wherry_status wherry_value_dump(const wherry_value *value, FILE *out, wherry_error *error);
@@ -388,15 +394,20 @@ WHERRY_API wherry_status wherry_value_dump(const wherry_value *value, FILE *out,
 /** @name Limits for decoding */
 /** @{ */
 
-/** What a decoder accepts. Initialize with wherry_limits_init, then change what you need. */
+/**
+ * Limits for what a decoder accepts. Initialize them with wherry_limits_init, then change what you
+ * need.
+ */
 typedef struct wherry_limits {
     uint32_t struct_size; /**< sizeof(wherry_limits). */
-    /** Nesting depth of containers. Default 256; at most WHERRY_DEPTH_MAX. */
+    /** Nesting depth of containers and objects. Default 256, at most WHERRY_DEPTH_MAX. */
     uint32_t depth;
-    uint64_t manifest_bytes; /**< Size of the manifest. Default 1 GiB. */
-    uint64_t values;         /**< Number of values, including containers and keys. Default 64 Mi. */
+    uint64_t manifest_bytes; /**< Size of the manifest in bytes. Default 1 GiB. */
+    uint64_t values;         /**< Number of values, including containers and keys. Default 2^26. */
     uint64_t string_bytes;   /**< Size of one string, byte string or big integer. Default 64 MiB. */
-    /** Sum of the storages, and also of the covered bytes. Default 64 TiB. */
+    /**
+     * Total size of the storages. It also limits the total number of covered bytes. Default 64 TiB.
+     */
     uint64_t total_bytes;
 } wherry_limits;
 

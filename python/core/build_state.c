@@ -1,6 +1,7 @@
 /*
- * From a Python value to a state. Exact builtin types and torch tensors are read here and in
- * tensors.c; the codec describes everything else by nodes, which node.c reads.
+ * Builds a state from a Python value. This file reads scalars, lists, tuples, and dicts whose
+ * keys are scalars, but no subclasses of these types. tensor_memory.c reads torch tensors. The
+ * codec describes everything else by nodes, which node.c reads.
  */
 #include "core.h"
 
@@ -8,7 +9,7 @@
 
 /* ---- scalars, devices and integers ---- */
 
-/** An integer that needs more than 64 bits. */
+/** Creates the value of an integer outside the range of int64_t. */
 static wherry_value *bigint_new(PyObject *number, bool negative) {
     wherry_value *value = NULL;
     wherry_error error;
@@ -33,7 +34,7 @@ wherry_value *wpy_scalar_new(PyObject *object) {
         Py_ssize_t size;
         const char *text = PyUnicode_AsUTF8AndSize(object, &size);
         if (!text) {
-            PyErr_Clear(); /* lone surrogates: left to the codec */
+            PyErr_Clear(); /* the codec encodes strings with lone surrogates */
             return NULL;
         }
         status = wherry_string_create(text, (size_t)size, &value, &error);
@@ -133,7 +134,7 @@ static wherry_value *build_sequence(wpy_builder *builder, PyObject *sequence, co
         return wpy_raise(&error);
     }
     wpy_step below = {.up = step};
-    /* A codec may change the list: ask for its length each time. */
+    /* The codec may run code that changes the list, so read its length each time. */
     for (Py_ssize_t i = 0; i < (is_list ? PyList_Size(sequence) : PyTuple_Size(sequence)); i++) {
         PyObject *item = Py_NewRef(is_list ? PyList_GetItem(sequence, i) : PyTuple_GetItem(sequence, i));
         below.index = (uint64_t)i;
@@ -152,7 +153,7 @@ static wherry_value *build_sequence(wpy_builder *builder, PyObject *sequence, co
     return value;
 }
 
-/** Adds an entry. Returns 1, 0 if the key is not a scalar, or -1 on failure. */
+/** Adds an entry to a dict. Returns 1; 0 if the key is not a scalar; -1 on failure. */
 static int build_entry(wpy_builder *builder, wherry_value *dict, PyObject *key, PyObject *item, const wpy_step *below) {
     wherry_error error;
     wherry_value *name = wpy_scalar_new(key);
@@ -192,7 +193,7 @@ static wherry_value *build_dict(wpy_builder *builder, PyObject *dict, const wpy_
         Py_DECREF(item);
         Py_DECREF(key);
         if (result > 0 && PyDict_Size(dict) != size) {
-            PyErr_SetString(PyExc_RuntimeError, "the dict changed its size while it was read");
+            PyErr_SetString(PyExc_RuntimeError, "the size of a dict changed while it was being read");
             result = -1;
         }
     }
@@ -221,7 +222,7 @@ wherry_value *wpy_build_encoded(wpy_builder *builder, PyObject *object, const wp
 wherry_value *wpy_build_value(wpy_builder *builder, PyObject *object, const wpy_step *step) {
     bool is_dict = PyDict_CheckExact(object);
     if (is_dict || PyList_CheckExact(object) || PyTuple_CheckExact(object)) {
-        if (Py_EnterRecursiveCall(" while a state was read")) {
+        if (Py_EnterRecursiveCall(" while reading a state")) {
             return NULL;
         }
         wherry_value *value = is_dict ? build_dict(builder, object, step) : build_sequence(builder, object, step);
@@ -241,7 +242,7 @@ static bool read_codec(wpy_builder *builder, PyObject *codec) {
     builder->tensor_types = PyObject_GetAttr(codec, wpy_name.tensor_types);
     builder->dtypes = builder->tensor_types ? PyObject_GetAttr(codec, wpy_name.dtypes) : NULL;
     if (builder->dtypes && (!PyDict_Check(builder->tensor_types) || !PyDict_Check(builder->dtypes))) {
-        PyErr_SetString(PyExc_TypeError, "tensor_types and dtypes of a codec must be dicts");
+        PyErr_SetString(PyExc_TypeError, "the attributes tensor_types and dtypes of a codec must be dicts");
         return false;
     }
     return builder->dtypes != NULL;
@@ -256,7 +257,7 @@ PyObject *wpy_build(PyObject *module, PyObject *arguments) {
     }
     wpy_builder builder = {.state = wpy_state_new()};
     wpy_step root = {0};
-    /* Thousands of new objects, none of them garbage, would make the collector run in vain. */
+    /* Thousands of new objects, none of them garbage, would trigger useless garbage collections. */
     int collects = PyGC_Disable();
     if (builder.state && read_codec(&builder, codec)) {
         builder.state->root = wpy_build_value(&builder, value, &root);
@@ -272,14 +273,13 @@ PyObject *wpy_build(PyObject *module, PyObject *arguments) {
     if (collects) {
         PyGC_Enable();
     }
-    if (builder.state && builder.state->root && builder.staged) {
+    bool ok = builder.state && builder.state->root;
+    if (ok && builder.staged) {
         PyObject *filled = PyObject_CallMethodObjArgs(codec, wpy_name.fill_host, NULL);
-        if (!filled) {
-            Py_CLEAR(builder.state);
-        }
+        ok = filled != NULL;
         Py_XDECREF(filled);
     }
-    if (builder.state && !builder.state->root) {
+    if (!ok) {
         Py_CLEAR(builder.state);
     }
     return (PyObject *)builder.state;

@@ -1,24 +1,24 @@
 /*
  * The types Group and Cancel.
  *
- * A group is joined at an address, or made from a Python object, called a table, that can send
- * blocks of bytes between ranks:
+ * A process joins a group at an address, or makes one from a Python object, called a table. The
+ * table has methods that move blocks of bytes between ranks:
  *
- *     send(rank, block: bytes, timeout_ms) -> bool         False: nothing of it was sent in time
- *     receive(timeout_ms) -> list of (rank, bytes)         the blocks that have arrived
- *     destroy()                                            the group was left
+ *     send(rank, block: bytes, timeout_ms) -> bool      False: timed out, no byte was sent
+ *     receive(timeout_ms) -> list of (rank, bytes)      returns the blocks that have arrived
+ *     destroy()                                         called after the process has left
  *
  * A table that can move blocks without copies also has all of these:
  *
- *     put(rank, channel, pointer, size) -> operation       starts to send memory get(rank, channel,
- *     pointer, size) -> operation       starts to receive into memory finish(operation, timeout_ms)
- *     -> bool                False: not finished yet abandon(operation)
- *     after it, the memory is no longer accessed
+ *     put(rank, channel, pointer, size) -> operation    starts to send memory
+ *     get(rank, channel, pointer, size) -> operation    starts to receive into memory
+ *     finish(operation, timeout_ms) -> bool             False: not finished yet
+ *     abandon(operation)                                stops using the memory
  *
- * The thread that is inside a call of the library calls the table, with the GIL held. If a method
- * raises, the call fails: with PeerLost and its rank if that was raised, else with Closed.
+ * The thread that is inside a call of the library calls these methods, with the GIL held. If a
+ * method raises PeerLost, the call fails with PeerLost and the same rank. If it raises any other
+ * Exception, the call fails with Closed. Exceptions of destroy() and abandon() are only printed.
  */
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -26,7 +26,7 @@
 
 /* ---- Group ---- */
 
-/** A group that has not joined yet; a new reference. */
+/** Allocates a Group object without a group. Returns a new reference. */
 static wpy_group *group_new(void) {
     wpy_group *self = wpy_object_new(wpy_group_type);
     if (self) {
@@ -62,9 +62,8 @@ static PyObject *group_join(PyObject *type, PyObject *arguments) {
 }
 
 /**
- * Leaves the group. A child of the process that joined has nothing to leave: the group's thread
- * does not exist there, and the sockets are closed. Leaving may wait for the table's thread, which
- * may need the GIL: it is released.
+ * Leaves the group. In a forked child, does nothing: the group's thread does not exist there, and
+ * the sockets are closed. Releases the GIL, because leaving may wait for threads that need it.
  */
 static void leave(wpy_group *self) {
     wherry_group *group = self->group;
@@ -83,24 +82,20 @@ static void group_dealloc(PyObject *self) {
     wpy_object_free(self);
 }
 
-/** The group; raises Closed if it was left. */
-static wherry_group *group_of(PyObject *self) {
+wherry_group *wpy_group_get(PyObject *self) {
     wherry_group *group = ((wpy_group *)self)->group;
     if (group && ((wpy_group *)self)->process == (int)getpid()) {
         return group;
     }
-    wherry_error error = {.status = WHERRY_CLOSED, .rank = -1};
-    PyOS_snprintf(error.message, sizeof(error.message), "%s",
-                  group ? "this process is a fork of the one that joined the group: join again here"
-                        : "this process has left the group: join again");
-    wpy_raise(&error);
-    return NULL;
+    return wpy_raise_status(WHERRY_CLOSED,
+                            group ? "this process is a forked child of the one that joined: join again here"
+                                  : "this process has left the group: join again");
 }
 
 static PyObject *group_leave(PyObject *self, PyObject *unused) {
     (void)unused;
     if (((wpy_group *)self)->users) {
-        PyErr_SetString(PyExc_RuntimeError, "the group is in use: first close its transports and end all calls");
+        PyErr_SetString(PyExc_RuntimeError, "the group is in use: close its transports and end all calls first");
         return NULL;
     }
     leave((wpy_group *)self);
@@ -109,13 +104,13 @@ static PyObject *group_leave(PyObject *self, PyObject *unused) {
 
 static PyObject *group_rank(PyObject *self, void *unused) {
     (void)unused;
-    wherry_group *group = group_of(self);
+    wherry_group *group = wpy_group_get(self);
     return group ? PyLong_FromLong(wherry_group_rank(group)) : NULL;
 }
 
 static PyObject *group_size(PyObject *self, void *unused) {
     (void)unused;
-    wherry_group *group = group_of(self);
+    wherry_group *group = wpy_group_get(self);
     return group ? PyLong_FromLong(wherry_group_size(group)) : NULL;
 }
 
@@ -123,7 +118,7 @@ static PyObject *group_meeting(PyObject *self, void *unused) {
     (void)unused;
     char text[WHERRY_GROUP_MEETING_MAX];
     wherry_error error;
-    wherry_group *group = group_of(self);
+    wherry_group *group = wpy_group_get(self);
     if (!group) {
         return NULL;
     }
@@ -131,23 +126,13 @@ static PyObject *group_meeting(PyObject *self, void *unused) {
 }
 
 static PyObject *group_alive(PyObject *self, PyObject *rank) {
-    wherry_group *group = group_of(self);
+    wherry_group *group = wpy_group_get(self);
     long number = group ? PyLong_AsLong(rank) : -1;
     if (!group || (number == -1 && PyErr_Occurred())) {
         return NULL;
     }
     return PyBool_FromLong(number >= 0 && number <= INT32_MAX && wherry_group_alive(group, (int32_t)number));
 }
-
-/** Runs a statement that uses the group without the GIL. The group is not left meanwhile. */
-#define WITHOUT_GIL(self, statement)                                                                                   \
-    do {                                                                                                               \
-        ((wpy_group *)(self))->users++;                                                                                \
-        Py_BEGIN_ALLOW_THREADS;                                                                                        \
-        statement;                                                                                                     \
-        Py_END_ALLOW_THREADS;                                                                                          \
-        ((wpy_group *)(self))->users--;                                                                                \
-    } while (0)
 
 static PyObject *group_send(PyObject *self, PyObject *arguments) {
     int rank;
@@ -156,12 +141,13 @@ static PyObject *group_send(PyObject *self, PyObject *arguments) {
     const char *bytes;
     Py_ssize_t size;
     wherry_error error;
-    wherry_group *group = group_of(self);
+    wherry_group *group = wpy_group_get(self);
     if (!group || !PyArg_ParseTuple(arguments, "iIy#I:send", &rank, &tag, &bytes, &size, &timeout)) {
         return NULL;
     }
     wherry_status status;
-    WITHOUT_GIL(self, status = wherry_group_send(group, rank, tag, bytes, (size_t)size, timeout, &error));
+    WPY_WITHOUT_GIL(((wpy_group *)self)->users,
+                    status = wherry_group_send(group, rank, tag, bytes, (size_t)size, timeout, &error));
     return status == WHERRY_OK ? Py_NewRef(Py_None) : wpy_raise(&error);
 }
 
@@ -173,12 +159,13 @@ static PyObject *group_receive(PyObject *self, PyObject *arguments) {
     void *bytes;
     size_t size;
     wherry_error error;
-    wherry_group *group = group_of(self);
+    wherry_group *group = wpy_group_get(self);
     if (!group || !PyArg_ParseTuple(arguments, "iII:receive", &rank, &tag, &timeout)) {
         return NULL;
     }
     wherry_status status;
-    WITHOUT_GIL(self, status = wherry_group_receive(group, rank, tag, timeout, &bytes, &size, &from, &error));
+    WPY_WITHOUT_GIL(((wpy_group *)self)->users,
+                    status = wherry_group_receive(group, rank, tag, timeout, &bytes, &size, &from, &error));
     if (status != WHERRY_OK) {
         return wpy_raise(&error);
     }
@@ -191,18 +178,18 @@ static PyObject *group_barrier(PyObject *self, PyObject *arguments) {
     unsigned long long number;
     unsigned timeout;
     wherry_error error;
-    wherry_group *group = group_of(self);
+    wherry_group *group = wpy_group_get(self);
     if (!group || !PyArg_ParseTuple(arguments, "KI:barrier", &number, &timeout)) {
         return NULL;
     }
     wherry_status status;
-    WITHOUT_GIL(self, status = wherry_group_barrier(group, number, timeout, &error));
+    WPY_WITHOUT_GIL(((wpy_group *)self)->users, status = wherry_group_barrier(group, number, timeout, &error));
     return status == WHERRY_OK ? Py_NewRef(Py_None) : wpy_raise(&error);
 }
 
 /* ---- groups made from a table ---- */
 
-/** An attribute; NULL without an exception if there is none. */
+/** Returns an attribute, a new reference; NULL without an exception if there is none. */
 static PyObject *attribute_of(PyObject *value, const char *name) {
     PyObject *found = value ? PyObject_GetAttrString(value, name) : NULL;
     PyErr_Clear();
@@ -210,9 +197,8 @@ static PyObject *attribute_of(PyObject *value, const char *name) {
 }
 
 /**
- * Turns the exception that is set into an error record. An exception that is not the table's, such
- * as KeyboardInterrupt, is kept until the end of the call, which it will end soon; the record says
- * only that the table was too slow.
+ * Turns the current exception into a wherry_error. During a transfer, a KeyboardInterrupt or
+ * SystemExit is moved into the wpy_call, which ends the transfer. The status is then TIMED_OUT.
  */
 static wherry_status take_exception(wherry_error *error) {
     if (wpy_current_call && !PyErr_ExceptionMatches(PyExc_Exception)) {
@@ -220,16 +206,13 @@ static wherry_status take_exception(wherry_error *error) {
         *error = (wherry_error){.status = WHERRY_TIMED_OUT, .rank = -1, .offset = UINT64_MAX};
         return WHERRY_TIMED_OUT;
     }
-    PyObject *type;
-    PyObject *value;
-    PyObject *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    PyObject *text = value ? PyObject_Str(value) : NULL;
+    wpy_pending raised = wpy_set_aside();
+    PyErr_NormalizeException(&raised.type, &raised.value, &raised.traceback);
+    PyObject *text = raised.value ? PyObject_Str(raised.value) : NULL;
     const char *message = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
     PyErr_Clear();
-    PyObject *rank = attribute_of(value, "rank");
-    PyObject *status = attribute_of(value, "status");
+    PyObject *rank = attribute_of(raised.value, "rank");
+    PyObject *status = attribute_of(raised.value, "status");
     const char *name = status && PyUnicode_Check(status) ? PyUnicode_AsUTF8AndSize(status, NULL) : NULL;
     *error = (wherry_error){.status = WHERRY_CLOSED, .rank = -1, .offset = UINT64_MAX};
     if (name && strcmp(name, "PEER_LOST") == 0) {
@@ -242,14 +225,12 @@ static wherry_status take_exception(wherry_error *error) {
     Py_XDECREF(status);
     Py_XDECREF(rank);
     Py_XDECREF(text);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(traceback);
+    wpy_put_back(raised);
     PyErr_Clear();
     return error->status;
 }
 
-/** The status for the answer of a method that returns True or False. Takes the reference. */
+/** The status for the result of a method: True is OK, False is TIMED_OUT. Takes the reference. */
 static wherry_status truth_status(PyObject *answer, wherry_error *error) {
     int truth = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
@@ -266,27 +247,22 @@ static wherry_status table_send(void *context, int32_t rank, const void *bytes, 
     return status;
 }
 
-static bool deliver_one(PyObject *row, wherry_group_deliver_fn deliver, void *sink) {
+static wherry_status table_receive(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
+                                   wherry_error *error) {
     int rank;
     const char *bytes;
     Py_ssize_t size;
-    if (!PyArg_ParseTuple(row, "iy#:receive", &rank, &bytes, &size)) {
-        return false;
-    }
-    deliver(sink, rank, bytes, (size_t)size);
-    return true;
-}
-
-static wherry_status table_receive(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
-                                   wherry_error *error) {
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *rows = PyObject_CallMethod(context, "receive", "I", (unsigned)timeout_ms);
     bool ok = rows && PyList_Check(rows);
     if (rows && !ok) {
-        PyErr_SetString(PyExc_TypeError, "receive() of a table must return a list of (rank, bytes)");
+        PyErr_SetString(PyExc_TypeError, "the method receive() of a table must return a list of (rank, bytes)");
     }
     for (Py_ssize_t i = 0; ok && i < PyList_Size(rows); i++) {
-        ok = deliver_one(PyList_GetItem(rows, i), deliver, sink);
+        ok = PyArg_ParseTuple(PyList_GetItem(rows, i), "iy#:receive", &rank, &bytes, &size);
+        if (ok) {
+            deliver(sink, rank, bytes, (size_t)size);
+        }
     }
     Py_XDECREF(rows);
     wherry_status status = ok ? WHERRY_OK : take_exception(error);
@@ -294,15 +270,23 @@ static wherry_status table_receive(void *context, uint32_t timeout_ms, wherry_gr
     return status;
 }
 
-static void table_destroy(void *context) {
+/**
+ * Calls destroy(), or abandon() with an operation. Then drops the reference to the table or to the
+ * operation. An exception of the method is only printed, because the library cannot report it.
+ */
+static void end(PyObject *table, PyObject *method, PyObject *operation) {
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *answer = PyObject_CallMethodObjArgs(context, wpy_name.destroy, NULL);
+    PyObject *answer = PyObject_CallMethodObjArgs(table, method, operation, NULL);
     if (!answer) {
-        PyErr_WriteUnraisable(context);
+        PyErr_WriteUnraisable(table);
     }
     Py_XDECREF(answer);
-    Py_DECREF((PyObject *)context);
+    Py_DECREF(operation ? operation : table);
     PyGILState_Release(gil);
+}
+
+static void table_destroy(void *context) {
+    end(context, wpy_name.destroy, NULL);
 }
 
 static wherry_status begin(void *context, PyObject *method, int32_t rank, uint32_t channel, const void *bytes,
@@ -340,15 +324,8 @@ static wherry_status table_finish(void *context, void *operation, uint32_t timeo
 }
 
 static bool table_abandon(void *context, void *operation) {
-    PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *answer = PyObject_CallMethodObjArgs(context, wpy_name.abandon, (PyObject *)operation, NULL);
-    if (!answer) {
-        PyErr_WriteUnraisable(context);
-    }
-    Py_XDECREF(answer);
-    Py_DECREF((PyObject *)operation);
-    PyGILState_Release(gil);
-    /* false would mean that storages must keep the memory, but they do not own Python's */
+    end(context, wpy_name.abandon, operation);
+    /* If this returned false, the library would keep the memory, but Python objects own it. */
     return true;
 }
 
@@ -414,7 +391,7 @@ static PyMethodDef group_methods[] = {
 static PyGetSetDef group_attributes[] = {
     {"rank", group_rank, NULL, "The rank of this process.", NULL},
     {"size", group_size, NULL, "The number of ranks.", NULL},
-    {"meeting", group_meeting, NULL, "The address at which others can join.", NULL},
+    {"meeting", group_meeting, NULL, "The address at which other ranks can join.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -463,7 +440,7 @@ static PyObject *cancel_requested(PyObject *self, void *unused) {
 
 PyTypeObject *wpy_cancel_type_new(void) {
     static PyMethodDef methods[] = {
-        {"request", cancel_request, METH_NOARGS, "Ends all calls that were given this object, now and later."},
+        {"request", cancel_request, METH_NOARGS, "Cancels all current and future calls that use this object."},
         {NULL, NULL, 0, NULL},
     };
     static PyGetSetDef attributes[] = {
@@ -475,7 +452,7 @@ PyTypeObject *wpy_cancel_type_new(void) {
         {Py_tp_dealloc, cancel_dealloc},
         {Py_tp_methods, methods},
         {Py_tp_getset, attributes},
-        {Py_tp_doc, (char *)"Ends calls from another thread: pass it to them, then call request()."},
+        {Py_tp_doc, (char *)"Cancels calls: pass it to them as cancel=, and call request() in another thread."},
         {0, NULL},
     };
     return wpy_type_new("wherry.Cancel", sizeof(wpy_cancel), true, slots);

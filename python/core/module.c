@@ -23,7 +23,7 @@ PyObject *wpy_set_error_class(PyObject *module, PyObject *make) {
     Py_RETURN_NONE;
 }
 
-/** The text may come from another process: bytes that are not UTF-8 are shown escaped. */
+/** Converts text from any process: escapes bytes that are not UTF-8. Returns None for "". */
 static PyObject *text_or_none(const char *text) {
     return *text ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace") : Py_NewRef(Py_None);
 }
@@ -33,17 +33,9 @@ PyObject *wpy_error_new(const wherry_error *error) {
         return PyObject_CallFunction(PyExc_RuntimeError, "s", error->message);
     }
     const char *message = *error->message ? error->message : wherry_status_text(error->status);
-    PyObject *text = text_or_none(message);
     PyObject *rank = error->rank >= 0 ? PyLong_FromLong(error->rank) : Py_NewRef(Py_None);
-    PyObject *path = text_or_none(error->path);
-    PyObject *made = NULL;
-    if (text && rank && path) {
-        made = PyObject_CallFunction(make_error, "iOOOi", (int)error->status, text, rank, path, (int)error->errnum);
-    }
-    Py_XDECREF(text);
-    Py_XDECREF(rank);
-    Py_XDECREF(path);
-    return made;
+    return PyObject_CallFunction(make_error, "iNNNi", (int)error->status, text_or_none(message), rank,
+                                 text_or_none(error->path), (int)error->errnum);
 }
 
 void *wpy_raise(const wherry_error *error) {
@@ -53,6 +45,12 @@ void *wpy_raise(const wherry_error *error) {
         Py_DECREF(exception);
     }
     return NULL;
+}
+
+void *wpy_raise_status(wherry_status status, const char *message) {
+    wherry_error error = {.status = status, .rank = -1, .offset = UINT64_MAX};
+    PyOS_snprintf(error.message, sizeof(error.message), "%s", message);
+    return wpy_raise(&error);
 }
 
 wpy_pending wpy_set_aside(void) {
@@ -65,10 +63,7 @@ void wpy_put_back(wpy_pending pending) {
     PyErr_Restore(pending.type, pending.value, pending.traceback);
 }
 
-/**
- * The text of the path that ends at a step, for wherry_free(); NULL without an exception on
- * failure.
- */
+/** Returns a path as text. Free it with wherry_free(). NULL without an exception on failure. */
 static char *path_text(const wpy_step *last) {
     wherry_step steps[WHERRY_PATH_STEPS_MAX];
     wherry_value *keys[WHERRY_PATH_STEPS_MAX] = {0};
@@ -101,32 +96,27 @@ static char *path_text(const wpy_step *last) {
 }
 
 void wpy_add_path(const wpy_step *step) {
-    PyObject *type;
-    PyObject *value;
-    PyObject *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    PyObject *known = value ? PyObject_GetAttr(value, wpy_name.path) : NULL;
+    wpy_pending raised = wpy_set_aside();
+    PyErr_NormalizeException(&raised.type, &raised.value, &raised.traceback);
+    PyObject *known = raised.value ? PyObject_GetAttr(raised.value, wpy_name.path) : NULL;
     if (known == Py_None) {
         char *text = path_text(step);
         PyObject *path = text ? PyUnicode_FromString(text) : NULL;
-        PyObject *old = PyObject_Str(value);
-        PyObject *message = path && old ? PyUnicode_FromFormat("at '%U': %U", path, old) : NULL;
+        PyObject *message = path ? PyUnicode_FromFormat("at '%U': %S", path, raised.value) : NULL;
         PyObject *arguments = message ? PyTuple_Pack(1, message) : NULL;
         if (arguments) {
-            PyObject_SetAttr(value, wpy_name.path, path);
-            PyObject_SetAttrString(value, "message", message);
-            PyObject_SetAttrString(value, "args", arguments);
+            PyObject_SetAttr(raised.value, wpy_name.path, path);
+            PyObject_SetAttrString(raised.value, "message", message);
+            PyObject_SetAttrString(raised.value, "args", arguments);
         }
         Py_XDECREF(arguments);
         Py_XDECREF(message);
-        Py_XDECREF(old);
         Py_XDECREF(path);
         wherry_free(text);
     }
     Py_XDECREF(known);
     PyErr_Clear();
-    PyErr_Restore(type, value, traceback);
+    wpy_put_back(raised);
 }
 
 /* ---- types ---- */
@@ -150,25 +140,15 @@ PyTypeObject *wpy_type_new(const char *name, size_t size, bool can_be_called, Py
 /* ---- the module ---- */
 
 bool wpy_nodes_ready(void) {
-    static const struct {
-        const char *name;
-        PyObject **class_p;
-    } classes[] = {
-        {"Object", &wpy_node.object},   {"Memory", &wpy_node.memory},       {"Mesh", &wpy_node.mesh},
-        {"DTensor", &wpy_node.dtensor}, {"Placement", &wpy_node.placement}, {"Place", &wpy_node.place},
-        {"Box", &wpy_node.box},         {"Sharding", &wpy_node.sharding},   {"Sharded", &wpy_node.sharded},
-    };
-    if (wpy_node.sharded) {
+    if (wpy_node.Sharded) {
         return true;
     }
     PyObject *module = PyImport_ImportModule("wherry._nodes");
-    bool ok = module != NULL;
-    for (size_t i = 0; ok && i < sizeof(classes) / sizeof(*classes); i++) {
-        *classes[i].class_p = PyObject_GetAttrString(module, classes[i].name);
-        ok = *classes[i].class_p != NULL;
-    }
+#define WPY_X(name) wpy_node.name = module && !PyErr_Occurred() ? PyObject_GetAttrString(module, #name) : NULL;
+    WPY_NODE_LIST(WPY_X)
+#undef WPY_X
     Py_XDECREF(module);
-    return ok;
+    return wpy_node.Sharded != NULL;
 }
 
 static bool intern_names(void) {
@@ -186,13 +166,10 @@ static PyObject *statuses(void) {
 #define WPY_X(name, value, group, text) 1 +
     PyObject *all = PyTuple_New(WHERRY_STATUS_LIST(WPY_X) 0);
 #undef WPY_X
-    Py_ssize_t next = 0;
+    size_t next = 0;
 #define WPY_X(name, value, group, text)                                                                                \
     if (all) {                                                                                                         \
-        PyObject *row = Py_BuildValue("(siss)", #name, (value), #group, (text));                                       \
-        if (!row || PyTuple_SetItem(all, next++, row) != 0) {                                                          \
-            Py_CLEAR(all);                                                                                             \
-        }                                                                                                              \
+        wpy_set_item(&all, next++, Py_BuildValue("(siss)", #name, (value), #group, (text)));                           \
     }
     WHERRY_STATUS_LIST(WPY_X)
 #undef WPY_X
@@ -214,7 +191,7 @@ static PyObject *dtypes(void) {
     return all;
 }
 
-/** Adds an object to a module. Takes the reference, also on failure. */
+/** Adds an object to a module. Takes the reference, even on failure. */
 static bool add(PyObject *module, const char *name, PyObject *value) {
     bool ok = value && PyModule_AddObjectRef(module, name, value) == 0;
     Py_XDECREF(value);
@@ -231,7 +208,7 @@ static PyMethodDef functions[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "wherry._core", .m_doc = "The library's calls. Not part of the public interface.",
+    PyModuleDef_HEAD_INIT, .m_name = "wherry._core", .m_doc = "Calls the C library. Not a public interface.",
     .m_size = -1,          .m_methods = functions,
 };
 

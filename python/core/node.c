@@ -1,20 +1,21 @@
 /*
  * Builds values from the nodes of wherry._nodes, by which a codec describes objects and tensors.
- * Nodes are named tuples; their fields have the order of the classes there.
+ * Nodes are named tuples. The code here relies on the order of their fields.
  */
 #include <stdlib.h>
 
 #include "core.h"
 
-/** True if it is a node of this class. */
+/** True if the node is of this type. Otherwise sets an exception. */
 static bool is_node(PyObject *node, PyObject *type) {
     if ((PyObject *)Py_TYPE(node) == type) {
         return true;
     }
-    PyErr_Format(PyExc_TypeError, "the codec returned something other than a %R", type);
+    PyErr_Format(PyExc_TypeError, "the codec returned a %R, but a %R is required", (PyObject *)Py_TYPE(node), type);
     return false;
 }
 
+/** Raises ValueError, unless another exception is set already. Always returns false. */
 static bool raise_value_error(const char *message) {
     if (!PyErr_Occurred()) {
         PyErr_SetString(PyExc_ValueError, message);
@@ -22,7 +23,7 @@ static bool raise_value_error(const char *message) {
     return false;
 }
 
-/** Adds a new leaf to the state. Destroys the value on failure. */
+/** Adds a new value to the state as a leaf, unless it is NULL. Destroys it on failure. */
 static wherry_value *add_leaf(wpy_builder *builder, wherry_value *value, PyObject *original) {
     if (value && !wpy_state_add_leaf(builder->state, value, original)) {
         wherry_value_destroy(value);
@@ -41,7 +42,7 @@ static wherry_value *build_object(wpy_builder *builder, PyObject *node, PyObject
     if (!PyArg_ParseTuple(node, "sO:Object", &name, &inside)) {
         return NULL;
     }
-    bool nested = (PyObject *)Py_TYPE(inside) == wpy_node.memory || (PyObject *)Py_TYPE(inside) == wpy_node.object;
+    bool nested = (PyObject *)Py_TYPE(inside) == wpy_node.Memory || (PyObject *)Py_TYPE(inside) == wpy_node.Object;
     wherry_value *payload =
         nested ? wpy_build_node(builder, inside, original, step) : wpy_build_value(builder, inside, step);
     if (!payload) {
@@ -50,7 +51,7 @@ static wherry_value *build_object(wpy_builder *builder, PyObject *node, PyObject
     wpy_leaf *last = builder->state->leaf_count ? builder->state->leaves + builder->state->leaf_count - 1 : NULL;
     if (wherry_value_kind(payload) >= WHERRY_KIND_TENSOR && last && last->value == payload) {
         PyObject *before = last->object;
-        /* a receive in place returns the wrapper, not the inner tensor */
+        /* A receive in place must return the wrapping object, not the tensor inside. */
         last->object = Py_NewRef(original);
         Py_DECREF(before);
     }
@@ -128,7 +129,7 @@ static wherry_mesh *build_mesh(PyObject *node) {
     wherry_error error;
     wherry_device device;
     PyObject *device_text, *shape_tuple, *rank_tuple, *dim_names;
-    if (!is_node(node, wpy_node.mesh) ||
+    if (!is_node(node, wpy_node.Mesh) ||
         !PyArg_ParseTuple(node, "OOO!O:Mesh", &device_text, &shape_tuple, &PyTuple_Type, &rank_tuple, &dim_names)) {
         return NULL;
     }
@@ -136,6 +137,9 @@ static wherry_mesh *build_mesh(PyObject *node) {
     Py_ssize_t given = PyTuple_Size(rank_tuple);
     int64_t *ranks = given <= MESH_RANKS_MAX ? malloc(((size_t)given + 1) * sizeof(*ranks)) : NULL;
     int64_t count = 1;
+    if (!ranks && given <= MESH_RANKS_MAX) {
+        PyErr_NoMemory();
+    }
     given = ranks ? wpy_read_integers(rank_tuple, ranks, (size_t)given) : -1;
     bool ok = ndim >= 0 && given >= 0 && wpy_read_device(device_text, &device);
     for (Py_ssize_t i = 0; ok && i < ndim; i++) {
@@ -152,7 +156,7 @@ static wherry_mesh *build_mesh(PyObject *node) {
             wpy_raise(&error);
         }
     } else {
-        raise_value_error("the number of ranks of a mesh does not match its shape");
+        raise_value_error("a mesh needs one rank per position in its shape, and at most 1048576 ranks");
     }
     free(ranks);
     return mesh;
@@ -161,7 +165,7 @@ static wherry_mesh *build_mesh(PyObject *node) {
 /** Reads a tuple of placements, one per dimension of a mesh. */
 static bool read_placements(PyObject *tuple, wherry_placement *placements, uint32_t ndim) {
     if (PyTuple_Size(tuple) != (Py_ssize_t)ndim) {
-        return raise_value_error("a DTensor needs one placement per mesh dimension");
+        return raise_value_error("a DTensor needs one placement per dimension of its mesh");
     }
     for (uint32_t i = 0; i < ndim; i++) {
         PyObject *node = PyTuple_GetItem(tuple, (Py_ssize_t)i);
@@ -169,14 +173,11 @@ static bool read_placements(PyObject *tuple, wherry_placement *placements, uint3
         unsigned dim;
         long long split_factor;
         const char *reduce_op;
-        if (!is_node(node, wpy_node.placement) ||
+        if (!is_node(node, wpy_node.Placement) ||
             !PyArg_ParseTuple(node, "iILz:Placement", &kind, &dim, &split_factor, &reduce_op)) {
             return false;
         }
-        placements[i].kind = (wherry_placement_kind)kind;
-        placements[i].dim = dim;
-        placements[i].split_factor = split_factor;
-        placements[i].reduce_op = reduce_op;
+        placements[i] = (wherry_placement){(wherry_placement_kind)kind, dim, split_factor, reduce_op};
     }
     return true;
 }
@@ -204,7 +205,7 @@ static wherry_value *build_dtensor(wpy_builder *builder, PyObject *node, PyObjec
             wpy_raise(&error);
         }
     } else {
-        raise_value_error("shape and strides of a DTensor do not match");
+        raise_value_error("a DTensor needs one stride per dimension of its global shape");
     }
     wherry_mesh_unref(mesh);
     if (!value) {
@@ -215,7 +216,7 @@ static wherry_value *build_dtensor(wpy_builder *builder, PyObject *node, PyObjec
 
 /* ---- ShardedTensor ---- */
 
-/** Boxes, and the memory for their offsets and sizes. */
+/** An array of boxes, and the memory for their offsets and sizes. */
 typedef struct boxes {
     wherry_shard_info *items;
     int64_t *numbers;
@@ -225,7 +226,7 @@ typedef struct boxes {
 static bool read_place(PyObject *node, wherry_shard_place *place) {
     long long rank;
     PyObject *device;
-    if (!is_node(node, wpy_node.place) || !PyArg_ParseTuple(node, "LO:Place", &rank, &device)) {
+    if (!is_node(node, wpy_node.Place) || !PyArg_ParseTuple(node, "LO:Place", &rank, &device)) {
         return false;
     }
     place->rank = rank;
@@ -245,11 +246,11 @@ static bool read_boxes(PyObject *tuple, uint32_t ndim, boxes *result) {
         PyObject *offset_tuple, *size_tuple, *place;
         int64_t *offsets = result->numbers + (size_t)i * 2 * WHERRY_NDIM_MAX;
         int64_t *sizes = offsets + WHERRY_NDIM_MAX;
-        if (!is_node(node, wpy_node.box) || !PyArg_ParseTuple(node, "OOO:Box", &offset_tuple, &size_tuple, &place) ||
+        if (!is_node(node, wpy_node.Box) || !PyArg_ParseTuple(node, "OOO:Box", &offset_tuple, &size_tuple, &place) ||
             wpy_read_integers(offset_tuple, offsets, WHERRY_NDIM_MAX) != (Py_ssize_t)ndim ||
             wpy_read_integers(size_tuple, sizes, WHERRY_NDIM_MAX) != (Py_ssize_t)ndim ||
             !read_place(place, &result->items[i].place)) {
-            return raise_value_error("a shard needs an offset and a size per dimension");
+            return raise_value_error("a shard needs one offset and one size per dimension");
         }
         result->items[i].offsets = offsets;
         result->items[i].sizes = sizes;
@@ -258,14 +259,14 @@ static bool read_boxes(PyObject *tuple, uint32_t ndim, boxes *result) {
     return true;
 }
 
-/** The parts of a ShardedTensor while it is read. */
+/** The parts of a ShardedTensor that is being read. */
 typedef struct sharded_parts {
     boxes local;
     boxes all;
-    boxes listed; /**< Of an enumerable sharding. */
+    boxes listed; /**< The boxes of an EnumerableShardingSpec. */
     wherry_shard_place *places;
     wherry_shard *shards;
-    uint32_t made; /**< Shards whose tensors are still owned here. */
+    uint32_t made; /**< Number of shards whose tensors this struct owns. */
     int64_t shape[WHERRY_NDIM_MAX];
 } sharded_parts;
 
@@ -286,7 +287,7 @@ static bool read_sharding(PyObject *node, uint32_t ndim, sharded_parts *parts, w
     int kind;
     long long dim;
     PyObject *places, *listed;
-    if (!is_node(node, wpy_node.sharding) ||
+    if (!is_node(node, wpy_node.Sharding) ||
         !PyArg_ParseTuple(node, "iLO!O!:Sharding", &kind, &dim, &PyTuple_Type, &places, &PyTuple_Type, &listed)) {
         return false;
     }
@@ -318,7 +319,11 @@ static bool read_sharding(PyObject *node, uint32_t ndim, sharded_parts *parts, w
 
 static bool build_shards(wpy_builder *builder, PyObject *tensors, sharded_parts *parts, const wpy_step *step) {
     parts->shards = calloc((size_t)parts->local.count + 1, sizeof(*parts->shards));
-    if (!parts->shards || PyTuple_Size(tensors) != (Py_ssize_t)parts->local.count) {
+    if (!parts->shards) {
+        PyErr_NoMemory();
+        return false;
+    }
+    if (PyTuple_Size(tensors) != (Py_ssize_t)parts->local.count) {
         return raise_value_error("a ShardedTensor needs one box per local tensor");
     }
     for (uint32_t i = 0; i < parts->local.count; i++) {
@@ -381,18 +386,18 @@ static wherry_value *build_sharded(wpy_builder *builder, PyObject *node, PyObjec
 
 wherry_value *wpy_build_node(wpy_builder *builder, PyObject *node, PyObject *original, const wpy_step *step) {
     PyObject *type = (PyObject *)Py_TYPE(node);
-    if (type == wpy_node.object) {
+    if (type == wpy_node.Object) {
         return build_object(builder, node, original, step);
     }
-    if (type == wpy_node.memory) {
+    if (type == wpy_node.Memory) {
         return build_memory(builder, node, original);
     }
-    if (type == wpy_node.dtensor) {
+    if (type == wpy_node.DTensor) {
         return build_dtensor(builder, node, original, step);
     }
-    if (type == wpy_node.sharded) {
+    if (type == wpy_node.Sharded) {
         return build_sharded(builder, node, original, step);
     }
-    PyErr_Format(PyExc_TypeError, "encode() of a codec must return a node of wherry._nodes, not a %R", type);
+    PyErr_Format(PyExc_TypeError, "the method encode() of a codec must return a node of wherry._nodes, not a %R", type);
     return NULL;
 }

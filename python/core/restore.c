@@ -1,32 +1,22 @@
 /*
- * From a received state to Python values. Before anything is received, the codec is asked whether
- * it can make every object (wpy_check_objects); while it is received, storages are allocated
- * through the codec; at the end wpy_restore() walks the tree.
+ * Turns a received state into Python values. Before any byte moves, wpy_check_objects() asks the
+ * codec whether it can rebuild every object. During the receive, wpy_restorer_allocate() allocates
+ * new storages through the codec. Afterwards, wpy_restore() walks the tree.
  */
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "core.h"
 
-/**
- * New memory of at least this size is put on huge pages, which makes the first touch much cheaper.
- */
+/** Size of a huge page. In new host memory, huge pages cause far fewer page faults. */
 enum { HUGE_PAGE = 2 << 20 };
 
 bool wpy_restorer_init(wpy_restorer *restorer, PyObject *codec, wpy_state *target) {
-    *restorer = (wpy_restorer){
-        .codec = codec,
-        .owners = PyDict_New(),
-        .target = target,
-        .devices = PyDict_New(),
-    };
-    return wpy_nodes_ready() && restorer->owners && restorer->devices;
+    *restorer = (wpy_restorer){.codec = codec, .owners = PyDict_New(), .target = target};
+    return restorer->owners && wpy_nodes_ready();
 }
 
 void wpy_restorer_clear(wpy_restorer *restorer) {
     Py_CLEAR(restorer->owners);
-    Py_CLEAR(restorer->devices);
 }
 
 /* ---- checking ---- */
@@ -57,22 +47,17 @@ static bool check_object(PyObject *codec, const wherry_value *value, const wpy_s
 }
 
 static bool check(PyObject *codec, const wherry_value *value, const wpy_step *step) {
-    switch (wherry_value_kind(value)) {
-    case WHERRY_KIND_OBJECT:
-    case WHERRY_KIND_LIST:
-    case WHERRY_KIND_TUPLE:
-    case WHERRY_KIND_DICT: {
-        if (Py_EnterRecursiveCall(" while a state was checked")) {
-            return false;
-        }
-        bool ok = wherry_value_kind(value) == WHERRY_KIND_OBJECT ? check_object(codec, value, step)
-                                                                 : check_children(codec, value, step);
-        Py_LeaveRecursiveCall();
-        return ok;
-    }
-    default:
+    wherry_kind kind = wherry_value_kind(value);
+    bool is_object = kind == WHERRY_KIND_OBJECT;
+    if (!is_object && kind != WHERRY_KIND_LIST && kind != WHERRY_KIND_TUPLE && kind != WHERRY_KIND_DICT) {
         return true;
     }
+    if (Py_EnterRecursiveCall(" while checking a state")) {
+        return false;
+    }
+    bool ok = is_object ? check_object(codec, value, step) : check_children(codec, value, step);
+    Py_LeaveRecursiveCall();
+    return ok;
 }
 
 bool wpy_check_objects(PyObject *codec, const wherry_value *state) {
@@ -82,10 +67,11 @@ bool wpy_check_objects(PyObject *codec, const wherry_value *state) {
 
 /* ---- scalars and integers ---- */
 
-/** Sets an item of a new tuple, and takes the item. Clears the tuple on failure. */
-static void set_item(PyObject **tuple, size_t i, PyObject *item) {
-    if (!item || PyTuple_SetItem(*tuple, (Py_ssize_t)i, item) != 0) {
-        Py_CLEAR(*tuple);
+void wpy_set_item(PyObject **sequence, size_t i, PyObject *item) {
+    Py_ssize_t at = (Py_ssize_t)i;
+    bool is_list = PyList_Check(*sequence);
+    if (!item || (is_list ? PyList_SetItem(*sequence, at, item) : PyTuple_SetItem(*sequence, at, item)) != 0) {
+        Py_CLEAR(*sequence);
     }
 }
 
@@ -136,30 +122,14 @@ static PyObject *scalar_get(const wherry_value *value) {
 PyObject *wpy_integers(const int64_t *items, size_t count) {
     PyObject *tuple = PyTuple_New((Py_ssize_t)count);
     for (size_t i = 0; tuple && i < count; i++) {
-        set_item(&tuple, i, PyLong_FromLongLong(items[i]));
+        wpy_set_item(&tuple, i, PyLong_FromLongLong(items[i]));
     }
     return tuple;
 }
 
 /* ---- devices and memory ---- */
 
-/** The text of a device; a new reference. */
-static PyObject *device_text(wpy_restorer *restorer, wherry_device device) {
-    PyObject *key = PyLong_FromLongLong((long long)device.kind << 32 | (uint32_t)device.index);
-    PyObject *text = key ? PyDict_GetItemWithError(restorer->devices, key) : NULL;
-    Py_XINCREF(text);
-    if (key && !text && !PyErr_Occurred()) {
-        char buffer[WHERRY_DEVICE_TEXT_MAX];
-        text = PyUnicode_FromString(wherry_device_text(device, buffer));
-        if (text && PyDict_SetItem(restorer->devices, key, text) != 0) {
-            Py_CLEAR(text);
-        }
-    }
-    Py_XDECREF(key);
-    return text;
-}
-
-/** Asks for huge pages. It does not matter if the system refuses. */
+/** Asks the system for huge pages. A failure is ignored, because it only costs time. */
 static void want_huge_pages(void *data, uint64_t nbytes) {
     uintptr_t begin = ((uintptr_t)data + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
     uintptr_t end = ((uintptr_t)data + nbytes) & ~(uintptr_t)(HUGE_PAGE - 1);
@@ -168,7 +138,7 @@ static void want_huge_pages(void *data, uint64_t nbytes) {
     }
 }
 
-/** Wraps the memory that the codec allocated, on whichever device it chose. */
+/** Wraps the memory from codec.allocate() in a storage. The codec has chosen the device. */
 static wherry_status keep_storage(wpy_restorer *restorer, PyObject *answer, uint64_t nbytes,
                                   wherry_storage **storage_p) {
     PyObject *owner;
@@ -204,19 +174,17 @@ static wherry_status keep_storage(wpy_restorer *restorer, PyObject *answer, uint
 
 wherry_status wpy_restorer_allocate(wpy_restorer *restorer, uint64_t nbytes, wherry_device device,
                                     wherry_storage **storage_p) {
-    PyObject *size = PyLong_FromUnsignedLongLong(nbytes);
-    PyObject *text = size ? device_text(restorer, device) : NULL;
-    PyObject *answer = text ? PyObject_CallMethodObjArgs(restorer->codec, wpy_name.allocate, size, text, NULL) : NULL;
+    char text[WHERRY_DEVICE_TEXT_MAX];
+    PyObject *answer = PyObject_CallMethod(restorer->codec, "allocate", "Ks", (unsigned long long)nbytes,
+                                           wherry_device_text(device, text));
     wherry_status status = answer ? keep_storage(restorer, answer, nbytes, storage_p) : WHERRY_NO_MEMORY;
     Py_XDECREF(answer);
-    Py_XDECREF(text);
-    Py_XDECREF(size);
     return status;
 }
 
 /* ---- leaves ---- */
 
-/** The value inside any objects that wrap it. */
+/** Returns the innermost payload of nested objects, or the value itself if it is not an object. */
 static const wherry_value *inside(const wherry_value *value) {
     while (value && wherry_value_kind(value) == WHERRY_KIND_OBJECT) {
         value = wherry_object_payload(value);
@@ -224,9 +192,7 @@ static const wherry_value *inside(const wherry_value *value) {
     return value;
 }
 
-/**
- * The object that a leaf was received into, borrowed. NULL without an exception if the leaf is new.
- */
+/** The object that a value was received into, borrowed. NULL without an exception if none. */
 static PyObject *target_object(const wpy_restorer *restorer, const wherry_value *value, const wherry_value *target) {
     value = inside(value);
     if (!target || wherry_value_kind(value) < WHERRY_KIND_TENSOR ||
@@ -241,21 +207,27 @@ static PyObject *new_tensor(wpy_restorer *restorer, const wherry_value *value) {
     PyObject *key = PyLong_FromVoidPtr(tensor->storage);
     PyObject *owner = key ? PyDict_GetItemWithError(restorer->owners, key) : NULL;
     Py_XDECREF(key);
-    if (PyErr_Occurred()) {
+    PyObject *method = PyErr_Occurred() ? NULL : PyObject_GetAttr(restorer->codec, wpy_name.tensor);
+    if (!method) {
         return NULL;
     }
-    PyObject *arguments = Py_BuildValue(
-        "(ONiNNLI)", owner ? owner : Py_None, device_text(restorer, wherry_storage_device(tensor->storage)),
+    char device[WHERRY_DEVICE_TEXT_MAX];
+    PyObject *made = PyObject_CallFunction(
+        method, "OsiNNLI", owner ? owner : Py_None, wherry_device_text(wherry_storage_device(tensor->storage), device),
         (int)tensor->dtype, wpy_integers(tensor->shape, tensor->ndim), wpy_integers(tensor->strides, tensor->ndim),
         (long long)tensor->offset, (unsigned)tensor->flags);
-    PyObject *method = arguments ? PyObject_GetAttr(restorer->codec, wpy_name.tensor) : NULL;
-    PyObject *made = method ? PyObject_CallObject(method, arguments) : NULL;
-    Py_XDECREF(method);
-    Py_XDECREF(arguments);
+    Py_DECREF(method);
     return made;
 }
 
-/* ---- nodes, from which the codec makes distributed tensors ---- */
+/* ---- nodes, from which the codec rebuilds distributed tensors ---- */
+
+/** Calls a method of the codec with a node. Takes the reference to the node, which may be NULL. */
+static PyObject *make(const wpy_restorer *restorer, PyObject *method, PyObject *node) {
+    PyObject *made = node ? PyObject_CallMethodObjArgs(restorer->codec, method, node, NULL) : NULL;
+    Py_XDECREF(node);
+    return made;
+}
 
 static PyObject *new_mesh(const wherry_mesh *mesh) {
     const wherry_mesh_info *info = wherry_mesh_get(mesh);
@@ -265,9 +237,9 @@ static PyObject *new_mesh(const wherry_mesh *mesh) {
     }
     PyObject *names = info->dim_names ? PyTuple_New((Py_ssize_t)info->ndim) : Py_NewRef(Py_None);
     for (uint32_t i = 0; names && info->dim_names && i < info->ndim; i++) {
-        set_item(&names, i, PyUnicode_FromString(info->dim_names[i]));
+        wpy_set_item(&names, i, PyUnicode_FromString(info->dim_names[i]));
     }
-    return names ? PyObject_CallFunction(wpy_node.mesh, "sNNN", wherry_device_kind_text(info->device),
+    return names ? PyObject_CallFunction(wpy_node.Mesh, "sNNN", wherry_device_kind_text(info->device),
                                          wpy_integers(info->shape, info->ndim), wpy_integers(info->ranks, count), names)
                  : NULL;
 }
@@ -276,9 +248,9 @@ static PyObject *new_placements(const wherry_placement *placements, uint32_t cou
     PyObject *tuple = PyTuple_New((Py_ssize_t)count);
     for (uint32_t i = 0; tuple && i < count; i++) {
         const wherry_placement *one = placements + i;
-        set_item(&tuple, i,
-                 PyObject_CallFunction(wpy_node.placement, "iILz", (int)one->kind, (unsigned)one->dim,
-                                       (long long)one->split_factor, one->reduce_op));
+        wpy_set_item(&tuple, i,
+                     PyObject_CallFunction(wpy_node.Placement, "iILz", (int)one->kind, (unsigned)one->dim,
+                                           (long long)one->split_factor, one->reduce_op));
     }
     return tuple;
 }
@@ -286,44 +258,39 @@ static PyObject *new_placements(const wherry_placement *placements, uint32_t cou
 static PyObject *new_dtensor(wpy_restorer *restorer, const wherry_value *value) {
     const wherry_dtensor *dtensor = wherry_dtensor_get(value);
     PyObject *local = new_tensor(restorer, dtensor->local);
-    PyObject *mesh = local ? new_mesh(dtensor->mesh) : NULL;
-    PyObject *placements = mesh ? new_placements(dtensor->placements, wherry_mesh_get(dtensor->mesh)->ndim) : NULL;
-    PyObject *node = NULL;
-    if (placements) {
-        node = PyObject_CallFunction(wpy_node.dtensor, "OOOiINN", local, mesh, placements, (int)dtensor->dtype,
-                                     (unsigned)dtensor->flags, wpy_integers(dtensor->shape, dtensor->ndim),
-                                     wpy_integers(dtensor->strides, dtensor->ndim));
+    if (!local) {
+        return NULL;
     }
-    PyObject *made = node ? PyObject_CallMethodObjArgs(restorer->codec, wpy_name.dtensor, node, NULL) : NULL;
-    Py_XDECREF(node);
-    Py_XDECREF(placements);
-    Py_XDECREF(mesh);
-    Py_XDECREF(local);
-    return made;
+    PyObject *node = PyObject_CallFunction(wpy_node.DTensor, "NNNiINN", local, new_mesh(dtensor->mesh),
+                                           new_placements(dtensor->placements, wherry_mesh_get(dtensor->mesh)->ndim),
+                                           (int)dtensor->dtype, (unsigned)dtensor->flags,
+                                           wpy_integers(dtensor->shape, dtensor->ndim),
+                                           wpy_integers(dtensor->strides, dtensor->ndim));
+    return make(restorer, wpy_name.dtensor, node);
 }
 
 static PyObject *new_place(const wherry_shard_place *place) {
     char device[WHERRY_DEVICE_TEXT_MAX];
-    return PyObject_CallFunction(wpy_node.place, "Ls", (long long)place->rank,
+    return PyObject_CallFunction(wpy_node.Place, "Ls", (long long)place->rank,
                                  wherry_device_text(place->device, device));
 }
 
 static PyObject *new_places(const wherry_shard_place *places, uint32_t count) {
     PyObject *tuple = PyTuple_New((Py_ssize_t)count);
     for (uint32_t i = 0; tuple && i < count; i++) {
-        set_item(&tuple, i, new_place(places + i));
+        wpy_set_item(&tuple, i, new_place(places + i));
     }
     return tuple;
 }
 
-/** A tuple of boxes. They are `step` bytes apart: they may be members of larger structs. */
+/** A tuple of boxes. They may be members of larger structs, so they are `step` bytes apart. */
 static PyObject *new_boxes(const wherry_shard_info *first, size_t step, uint32_t count, uint32_t ndim) {
     PyObject *tuple = PyTuple_New((Py_ssize_t)count);
     for (uint32_t i = 0; tuple && i < count; i++) {
         const wherry_shard_info *info = (const void *)((const char *)first + i * step);
-        set_item(&tuple, i,
-                 PyObject_CallFunction(wpy_node.box, "NNN", wpy_integers(info->offsets, ndim),
-                                       wpy_integers(info->sizes, ndim), new_place(&info->place)));
+        wpy_set_item(&tuple, i,
+                     PyObject_CallFunction(wpy_node.Box, "NNN", wpy_integers(info->offsets, ndim),
+                                           wpy_integers(info->sizes, ndim), new_place(&info->place)));
     }
     return tuple;
 }
@@ -332,7 +299,7 @@ static PyObject *new_sharding(const wherry_sharding *sharding, uint32_t ndim) {
     bool chunks = sharding->kind == WHERRY_SHARDING_CHUNK;
     bool listed = sharding->kind == WHERRY_SHARDING_ENUMERABLE;
     return PyObject_CallFunction(
-        wpy_node.sharding, "iLNN", (int)sharding->kind, (long long)sharding->dim,
+        wpy_node.Sharding, "iLNN", (int)sharding->kind, (long long)sharding->dim,
         new_places(sharding->places, chunks ? sharding->count : 0),
         new_boxes(sharding->boxes, sizeof(*sharding->boxes), listed ? sharding->count : 0, ndim));
 }
@@ -341,21 +308,19 @@ static PyObject *new_sharded(wpy_restorer *restorer, const wherry_value *value) 
     const wherry_sharded *sharded = wherry_sharded_get(value);
     PyObject *tensors = PyTuple_New((Py_ssize_t)sharded->shard_count);
     for (uint32_t i = 0; tensors && i < sharded->shard_count; i++) {
-        set_item(&tensors, i, new_tensor(restorer, sharded->shards[i].tensor));
+        wpy_set_item(&tensors, i, new_tensor(restorer, sharded->shards[i].tensor));
     }
     if (!tensors) {
         return NULL;
     }
     const wherry_shard_info *local = sharded->shard_count ? &sharded->shards->info : NULL;
     PyObject *node = PyObject_CallFunction(
-        wpy_node.sharded, "iNNiNNNNN", (int)sharded->dtype, PyBool_FromLong(sharded->requires_grad),
+        wpy_node.Sharded, "iNNiNNNNN", (int)sharded->dtype, PyBool_FromLong(sharded->requires_grad),
         PyBool_FromLong(sharded->pin_memory), (int)sharded->format, wpy_integers(sharded->shape, sharded->ndim),
         tensors, new_boxes(local, sizeof(*sharded->shards), sharded->shard_count, sharded->ndim),
         new_boxes(sharded->global, sizeof(*sharded->global), sharded->global_count, sharded->ndim),
         new_sharding(&sharded->sharding, sharded->ndim));
-    PyObject *made = node ? PyObject_CallMethodObjArgs(restorer->codec, wpy_name.sharded, node, NULL) : NULL;
-    Py_XDECREF(node);
-    return made;
+    return make(restorer, wpy_name.sharded, node);
 }
 
 /* ---- the tree ---- */
@@ -373,10 +338,7 @@ static PyObject *restore_sequence(wpy_restorer *restorer, const wherry_value *va
         below.index = i;
         PyObject *item =
             restore(restorer, wherry_sequence_at(value, i), target ? wherry_sequence_at(target, i) : NULL, &below);
-        Py_ssize_t at = (Py_ssize_t)i;
-        if (!item || (is_list ? PyList_SetItem(made, at, item) : PyTuple_SetItem(made, at, item)) != 0) {
-            Py_CLEAR(made);
-        }
+        wpy_set_item(&made, i, item);
     }
     return made;
 }
@@ -451,7 +413,7 @@ static PyObject *restore(wpy_restorer *restorer, const wherry_value *value, cons
     if (in_place || PyErr_Occurred()) {
         return Py_XNewRef(in_place);
     }
-    if (Py_EnterRecursiveCall(" while a state was restored")) {
+    if (Py_EnterRecursiveCall(" while restoring a state")) {
         return NULL;
     }
     PyObject *made = restore_kind(restorer, value, target, step);
@@ -461,7 +423,7 @@ static PyObject *restore(wpy_restorer *restorer, const wherry_value *value, cons
 
 PyObject *wpy_restore(wpy_restorer *restorer, const wherry_value *state) {
     wpy_step root = {0};
-    int collects = PyGC_Disable(); /* as in wpy_build() */
+    int collects = PyGC_Disable(); /* see wpy_build() */
     PyObject *made = restore(restorer, state, restorer->target ? restorer->target->root : NULL, &root);
     if (collects) {
         PyGC_Enable();

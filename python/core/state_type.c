@@ -6,11 +6,11 @@
 
 #include "core.h"
 
-/* ---- a map from addresses to numbers: open addressing, at most half full ---- */
+/* ---- a hash map from addresses to numbers: open addressing, at most half full ---- */
 
 enum { MAP_SIZE_MIN = 64 };
 
-/** The slot of a key, or the free slot for it. */
+/** Returns the slot of a key, or the free slot in which to store it. */
 static wpy_map_slot *find_slot(const wpy_map *map, uintptr_t address, uint64_t detail) {
     uint64_t hash = ((uint64_t)address ^ detail << 1) * UINT64_C(0x9E3779B97F4A7C15);
     for (size_t i = (size_t)(hash >> 20) & (map->size - 1);; i = (i + 1) & (map->size - 1)) {
@@ -138,7 +138,7 @@ static PyObject *state_cuda_devices(PyObject *self, PyObject *unused) {
 
 static PyMethodDef state_methods[] = {
     {"cuda_devices", state_cuda_devices, METH_NOARGS,
-     "The numbers of the CUDA devices that hold memory of this state."},
+     "The indices of the CUDA devices that have memory of this state."},
     {NULL, NULL, 0, NULL},
 };
 

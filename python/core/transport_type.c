@@ -7,35 +7,30 @@
 typedef struct wpy_transport {
     PyObject_HEAD wpy_group *group; /**< NULL after close(). */
     wherry_transport *transport;
-    int calls; /**< Running now. */
+    int calls; /**< Number of running calls. */
 } wpy_transport;
 
 static PyObject *transport_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
-    PyObject *group;
-    unsigned number = 0;
+    PyObject *object;
     static char *names[] = {(char *)"group", (char *)"number", NULL};
     wherry_transport_options options;
     wherry_error error;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!|I:Transport", names, wpy_group_type, &group, &number)) {
-        return NULL;
-    }
-    wpy_group *owner = (wpy_group *)group;
     wherry_transport_options_init(&options);
-    options.number = number;
-    wpy_transport *self = wpy_object_new(type);
-    if (!self) {
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!|I:Transport", names, wpy_group_type, &object,
+                                     &options.number)) {
         return NULL;
     }
-    if (!owner->group || owner->process != (int)getpid()) {
-        error = (wherry_error){
-            .status = WHERRY_CLOSED, .rank = -1, .message = "this process has left the group: join again"};
-    } else if (wherry_transport_create(owner->group, &options, &self->transport, &error) == WHERRY_OK) {
-        self->group = (wpy_group *)Py_NewRef(group);
-        owner->users++;
-        return (PyObject *)self;
+    wherry_group *group = wpy_group_get(object);
+    wpy_transport *self = group ? wpy_object_new(type) : NULL;
+    if (self && wherry_transport_create(group, &options, &self->transport, &error) != WHERRY_OK) {
+        Py_CLEAR(self);
+        wpy_raise(&error);
     }
-    Py_DECREF(self);
-    return wpy_raise(&error);
+    if (self) {
+        self->group = (wpy_group *)Py_NewRef(object);
+        self->group->users++;
+    }
+    return (PyObject *)self;
 }
 
 static void close_transport(wpy_transport *self) {
@@ -64,24 +59,25 @@ static void transport_dealloc(PyObject *self) {
 static PyObject *transport_close(PyObject *self, PyObject *unused) {
     (void)unused;
     if (((wpy_transport *)self)->calls) {
-        PyErr_SetString(PyExc_RuntimeError, "the transport is in use: first end all calls");
+        PyErr_SetString(PyExc_RuntimeError, "the transport is in use: end all calls first");
         return NULL;
     }
     close_transport((wpy_transport *)self);
     Py_RETURN_NONE;
 }
 
-/** True if it can be used; else raises Closed. */
+/** True if the transport can be used. Otherwise raises Closed. */
 static bool is_open(const wpy_transport *self) {
-    wherry_error error = {.status = WHERRY_CLOSED, .rank = -1};
-    if (self->group && self->group->process == (int)getpid()) {
-        return true;
+    if (!self->group) {
+        wpy_raise_status(WHERRY_CLOSED, "the transport was closed: create a new one");
+        return false;
     }
-    PyOS_snprintf(error.message, sizeof(error.message), "%s",
-                  self->group ? "this process is a fork of the one that made the transport: make another here"
-                              : "the transport was closed: make another");
-    wpy_raise(&error);
-    return false;
+    if (self->group->process != (int)getpid()) {
+        wpy_raise_status(WHERRY_CLOSED,
+                         "this is a forked child of the process that made the transport: create one here");
+        return false;
+    }
+    return true;
 }
 
 static PyObject *transport_waiting(PyObject *self, PyObject *unused) {
@@ -95,17 +91,12 @@ static PyObject *transport_waiting(PyObject *self, PyObject *unused) {
     size_t shown = count < sizeof(ranks) / sizeof(*ranks) ? count : sizeof(ranks) / sizeof(*ranks);
     PyObject *list = PyList_New((Py_ssize_t)shown);
     for (size_t i = 0; list && i < shown; i++) {
-        PyObject *rank = PyLong_FromLong(ranks[i]);
-        if (!rank || PyList_SetItem(list, (Py_ssize_t)i, rank) != 0) {
-            Py_CLEAR(list);
-        }
+        wpy_set_item(&list, i, PyLong_FromLong(ranks[i]));
     }
     return list;
 }
 
-/* ---- sending ---- */
-
-/** Reads a sequence of ranks, for free(). */
+/** Reads a sequence of ranks into a new array. Free it with free(). */
 static int32_t *read_ranks(PyObject *sequence, size_t *count_p) {
     Py_ssize_t count = PySequence_Size(sequence);
     int32_t *ranks = count >= 0 ? malloc(((size_t)count + 1) * sizeof(*ranks)) : NULL;
@@ -129,22 +120,19 @@ static int32_t *read_ranks(PyObject *sequence, size_t *count_p) {
     return ranks;
 }
 
+/* ---- sending ---- */
+
 static PyObject *outcome_row(const wherry_outcome *outcome) {
     PyObject *error = outcome->status == WHERRY_OK ? Py_NewRef(Py_None) : wpy_error_new(&outcome->error);
-    PyObject *stats = error ? wpy_stats(&outcome->stats) : NULL;
-    PyObject *row = stats ? Py_BuildValue("(iOO)", (int)outcome->rank, error, stats) : NULL;
-    Py_XDECREF(stats);
-    Py_XDECREF(error);
-    return row;
+    return error ? Py_BuildValue("(iNNO)", (int)outcome->rank, error, wpy_stats(&outcome->stats),
+                                 outcome->not_needed ? Py_True : Py_False)
+                 : NULL;
 }
 
 static PyObject *outcome_rows(const wherry_outcome *outcomes, size_t count) {
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; list && i < count; i++) {
-        PyObject *row = outcome_row(outcomes + i);
-        if (!row || PyList_SetItem(list, (Py_ssize_t)i, row) != 0) {
-            Py_CLEAR(list);
-        }
+        wpy_set_item(&list, i, outcome_row(outcomes + i));
     }
     return list;
 }
@@ -157,13 +145,11 @@ static PyObject *send_to(wpy_transport *self, const int32_t *ranks, size_t count
     if (!outcomes) {
         return PyErr_NoMemory();
     }
-    wpy_call *outer = wpy_enter_call(call);
-    self->calls++;
-    Py_BEGIN_ALLOW_THREADS;
-    status = wherry_checkpoint_send(self->transport, ranks, count, state->root, options, outcomes, &error);
-    Py_END_ALLOW_THREADS;
+    wpy_call *outer = wpy_current_call;
+    wpy_current_call = call;
+    WPY_WITHOUT_GIL(self->calls, status = wherry_checkpoint_send(self->transport, ranks, count, state->root, options,
+                                                                 outcomes, &error));
     wpy_current_call = outer;
-    self->calls--;
     PyObject *result = NULL;
     if (!wpy_call_raise(call)) {
         result = status == WHERRY_INVALID_ARGUMENT ? wpy_raise(&error) : outcome_rows(outcomes, count);
@@ -196,15 +182,12 @@ static PyObject *report_paths(const wherry_report *report, wherry_tensor_state s
     size_t count = wherry_report_count(report, state);
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; list && i < count; i++) {
-        PyObject *path = PyUnicode_FromString(wherry_report_path(report, state, i));
-        if (!path || PyList_SetItem(list, (Py_ssize_t)i, path) != 0) {
-            Py_CLEAR(list);
-        }
+        wpy_set_item(&list, i, PyUnicode_FromString(wherry_report_path(report, state, i)));
     }
     return list;
 }
 
-/** Raises the error of a receive, with its report and statistics. */
+/** Raises the error of a receive. `report`, which may be NULL, and `stats` become attributes. */
 static void raise_received(const wherry_error *error, const wherry_report *report, const wherry_stats *stats) {
     PyObject *exception = wpy_error_new(error);
     PyObject *figures = exception ? wpy_stats(stats) : NULL;
@@ -214,13 +197,13 @@ static void raise_received(const wherry_error *error, const wherry_report *repor
     }
     PyObject_SetAttr(exception, wpy_name.stats, figures);
     if (report) {
-        PyObject *left = Py_BuildValue("{s:N,s:N,s:N}", "complete", report_paths(report, WHERRY_TENSOR_COMPLETE),
-                                       "partial", report_paths(report, WHERRY_TENSOR_PARTIAL), "untouched",
-                                       report_paths(report, WHERRY_TENSOR_UNTOUCHED));
-        if (left) {
-            PyObject_SetAttr(exception, wpy_name.report, left);
+        PyObject *paths = Py_BuildValue("{s:N,s:N,s:N}", "complete", report_paths(report, WHERRY_TENSOR_COMPLETE),
+                                        "partial", report_paths(report, WHERRY_TENSOR_PARTIAL), "untouched",
+                                        report_paths(report, WHERRY_TENSOR_UNTOUCHED));
+        if (paths) {
+            PyObject_SetAttr(exception, wpy_name.report, paths);
         }
-        Py_XDECREF(left);
+        Py_XDECREF(paths);
     }
     PyErr_Clear();
     PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
@@ -228,17 +211,8 @@ static void raise_received(const wherry_error *error, const wherry_report *repor
     Py_DECREF(exception);
 }
 
-/** (value, stats) of a received state. */
-static PyObject *hand_over(wpy_restorer *restorer, wherry_value *state, const wherry_stats *stats) {
-    PyObject *value = wpy_restore(restorer, state);
-    PyObject *figures = value ? wpy_stats(stats) : NULL;
-    PyObject *result = figures ? PyTuple_Pack(2, value, figures) : NULL;
-    Py_XDECREF(figures);
-    Py_XDECREF(value);
-    return result;
-}
-
-static PyObject *receive(wpy_transport *self, int32_t rank, wherry_transfer_options *options, wpy_call *call) {
+static PyObject *receive(wpy_transport *self, const int32_t *ranks, size_t count, wherry_transfer_options *options,
+                         wpy_call *call) {
     wherry_stats stats = {0};
     wherry_report *report = NULL;
     wherry_value *state = NULL;
@@ -246,17 +220,16 @@ static PyObject *receive(wpy_transport *self, int32_t rank, wherry_transfer_opti
     wherry_status status;
     options->stats = &stats;
     options->report_p = &report;
-    wpy_call *outer = wpy_enter_call(call);
-    self->calls++;
-    Py_BEGIN_ALLOW_THREADS;
-    status = wherry_checkpoint_recv(self->transport, rank, options, &state, &error);
-    Py_END_ALLOW_THREADS;
+    wpy_call *outer = wpy_current_call;
+    wpy_current_call = call;
+    WPY_WITHOUT_GIL(self->calls,
+                    status = wherry_checkpoint_recv_from(self->transport, ranks, count, options, &state, &error));
     wpy_current_call = outer;
-    self->calls--;
     PyObject *result = NULL;
     if (!wpy_call_raise(call)) {
         if (status == WHERRY_OK) {
-            result = hand_over(call->restorer, state, &stats);
+            PyObject *value = wpy_restore(call->restorer, state);
+            result = value ? Py_BuildValue("(NN)", value, wpy_stats(&stats)) : NULL;
         } else {
             raise_received(&error, report, &stats);
         }
@@ -267,15 +240,16 @@ static PyObject *receive(wpy_transport *self, int32_t rank, wherry_transfer_opti
 }
 
 static PyObject *transport_recv(PyObject *self, PyObject *arguments) {
-    int rank;
+    PyObject *sequence;
     PyObject *target;
     PyObject *codec;
     PyObject *dict;
+    size_t count;
     wpy_restorer restorer = {0};
     wpy_call call = {.restorer = &restorer};
     wherry_transfer_options options;
     if (!is_open((wpy_transport *)self) ||
-        !PyArg_ParseTuple(arguments, "iOOO!:recv", &rank, &target, &codec, &PyDict_Type, &dict)) {
+        !PyArg_ParseTuple(arguments, "OOOO!:recv", &sequence, &target, &codec, &PyDict_Type, &dict)) {
         return NULL;
     }
     if (target != Py_None && Py_TYPE(target) != wpy_state_type) {
@@ -283,19 +257,22 @@ static PyObject *transport_recv(PyObject *self, PyObject *arguments) {
         return NULL;
     }
     PyObject *result = NULL;
-    if (wpy_restorer_init(&restorer, codec, target == Py_None ? NULL : (wpy_state *)target) &&
+    int32_t *ranks = read_ranks(sequence, &count);
+    if (ranks && wpy_restorer_init(&restorer, codec, target == Py_None ? NULL : (wpy_state *)target) &&
         wpy_transfer_options(dict, &options, &call)) {
-        result = receive((wpy_transport *)self, rank, &options, &call);
+        result = receive((wpy_transport *)self, ranks, count, &options, &call);
     }
+    free(ranks);
     wpy_restorer_clear(&restorer);
     return result;
 }
 
 PyTypeObject *wpy_transport_type_new(void) {
     static PyMethodDef methods[] = {
-        {"waiting", transport_waiting, METH_NOARGS, "The ranks that wait for a send."},
-        {"send", transport_send, METH_VARARGS, "send(ranks, state, options) -> [(rank, error or None, stats)]"},
-        {"recv", transport_recv, METH_VARARGS, "recv(rank, target, codec, options) -> (value, stats)"},
+        {"waiting", transport_waiting, METH_NOARGS, "The ranks that wait for a send, at most 256."},
+        {"send", transport_send, METH_VARARGS,
+         "send(ranks, state, options) -> [(rank, error or None, stats, not needed)]"},
+        {"recv", transport_recv, METH_VARARGS, "recv(ranks, target, codec, options) -> (value, stats)"},
         {"close", transport_close, METH_NOARGS, "Closes the transport."},
         {NULL, NULL, 0, NULL},
     };

@@ -7,6 +7,8 @@
             wherry.send(group, [1, 2], state)    # dicts, lists, scalars, NumPy arrays, tensors
         else:
             state = wherry.recv(group, 0)        # or in place: wherry.recv(group, 0, into=state)
+                                                 # or from several: wherry.recv(group, [0, 3],
+                                                 step=7)
 
 ``wherry.torch.PGTransport`` replaces PyTorch's class of that name, and
 ``wherry.torchft.Transport`` replaces torchft's transports. See docs/python.md.
@@ -14,10 +16,10 @@
 
 from wherry import errors
 from wherry._core import Cancel, __version__
-from wherry._transfer import Outcome, Progress, SkippedLane, Stats
+from wherry._transfer import Outcome, Progress, SkippedLane, SourceStats, Stats
 from wherry.errors import *  # noqa: F403
 from wherry.group import ANY_RANK, Group, recv, send
 
-__all__ = ["ANY_RANK", "Cancel", "Group", "Outcome", "Progress", "SkippedLane", "Stats"]
-__all__ += ["__version__", "errors", "recv", "send"]
+__all__ = ["ANY_RANK", "Cancel", "Group", "Outcome", "Progress", "SkippedLane"]
+__all__ += ["SourceStats", "Stats", "__version__", "errors", "recv", "send"]
 __all__ += errors.__all__

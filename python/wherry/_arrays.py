@@ -1,7 +1,7 @@
-"""Memory that is not torch's: NumPy arrays, and objects with the buffer protocol or DLPack.
+"""Encodes NumPy arrays, and objects with the buffer protocol or DLPack. torch is not needed.
 
-A :class:`Memory` node describes the memory itself, not a copy, so data can be received into it.
-NumPy is imported only if it is needed.
+A :class:`Memory` node describes the memory of the value, so data can be received into it. A value
+to send is copied if no tensor can have its layout. NumPy is imported only if it is needed.
 """
 
 from __future__ import annotations
@@ -10,40 +10,37 @@ import functools
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from wherry import _core, _types
-from wherry._nodes import TENSOR_CONJ, TENSOR_NEG, Memory, Object
-from wherry._types import Decoder, DecoderMaker, Encoder, Refuse, check_arguments, expect, hostile
+from wherry._nodes import Memory, Object
+from wherry._types import CannotReceiveInto, CannotSend, Decoder, DecoderMaker, Encoder
+from wherry._types import check_arguments, expect, hostile, no_arguments
 from wherry.errors import Unsupported
 
-#: The code of each element type by PyTorch's name, and its size in bytes by code.
+#: The code of each element type, by its name in PyTorch, and its size in bytes, by its code.
 CODES = {name: code for name, (code, _) in _core.DTYPES.items()}
 SIZES = dict(_core.DTYPES.values())
 _NAMES = {code: name for name, code in CODES.items()}
 
-#: Element types that NumPy has, under the name that both use, and those that ml_dtypes adds.
+#: Element types that NumPy has (same name as in PyTorch), and those that ml_dtypes adds.
 NATIVE: tuple[str, ...] = ("bool", "int8", "int16", "int32", "int64")
 NATIVE += ("uint8", "uint16", "uint32", "uint64")
 NATIVE += ("float16", "float32", "float64", "complex64", "complex128")
 ADDED: tuple[str, ...] = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz")
 ADDED += ("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 
-_READ_ONLY = "it is read-only, so nothing can be received into it: give a copy of it"
-_NO_TARGET = "its memory layout cannot be received into: give a copy of it"
-_FOREIGN = "its byte order is another machine's"
+_READ_ONLY = "it is read-only, so nothing can be received into it: pass a copy of it"
+_NO_TARGET = "Wherry cannot receive into its memory layout: pass a copy of it"
+_FOREIGN = "its byte order is not this machine's"
 _FOREIGN_ORDER = (">", "!") if sys.byteorder == "little" else ("<",)
-
-
-class CannotSend(Exception):
-    """The reason why a value cannot be sent, and what to do. The caller adds the type."""
 
 
 # ---- views of memory ----
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides, in elements, of a tensor without gaps whose last dimension varies fastest."""
+    """The strides of a contiguous tensor in row-major order, in elements."""
     strides = []
     step = 1
     for size in reversed(shape):
@@ -61,10 +58,10 @@ def describe(
     owner: object,
     device: str = "cpu",
 ) -> Memory | None:
-    """Describes a view by its strides in bytes. None if a tensor cannot have them.
+    """Describes a view. Returns None if a tensor cannot have these strides.
 
-    ``root`` is the address and size of the memory that it is part of. Views with the same root
-    share a storage.
+    ``steps`` are the strides in bytes. ``root`` is the address and size of the memory that the view
+    is part of. Views with the same root share a storage.
     """
     size = SIZES[dtype]
     if 0 in shape:
@@ -73,7 +70,7 @@ def describe(
     strides = []
     for length, step in zip(shape, steps):
         if length == 1:
-            step = max(step, 0)  # unused, so any value is valid
+            step = max(step, 0)  # a dimension of length 1 never uses its stride
         elif step < 0 or step % size:
             return None
         end += (length - 1) * step
@@ -92,15 +89,18 @@ _KINDS |= dict.fromkeys("efd", "float") | {"Zf": "complex", "Zd": "complex"}
 
 
 def _dtype_of_format(text: str, itemsize: int) -> int:
-    """Uses kind and size, since a letter has different sizes in struct and in ctypes."""
+    """The code of the element type, from the letter's kind and the size of an element.
+
+    A letter alone is not enough: its size differs between struct and ctypes.
+    """
     letters = text.lstrip("@=<>!")
     if text[:1] in _FOREIGN_ORDER and itemsize > 1:
-        raise CannotSend(f"{_FOREIGN}: send a copy in this machine's")
+        raise CannotReceiveInto(f"{_FOREIGN}: send a copy with this machine's byte order")
     name = {"?": "bool", "c": "uint8"}.get(letters) or _KINDS.get(letters, "") + str(8 * itemsize)
     if letters not in _KINDS and letters not in ("?", "c"):
-        raise CannotSend(f"its format is {text!r}: send numbers, booleans or bytes")
+        raise CannotReceiveInto(f"its format is {text!r}: send numbers, booleans or bytes")
     if name not in CODES:
-        raise CannotSend(
+        raise CannotReceiveInto(
             f"its format is {text!r} with {itemsize} bytes per element: convert it to float64 first"
         )
     return CODES[name]
@@ -109,12 +109,13 @@ def _dtype_of_format(text: str, itemsize: int) -> int:
 def memory_of_buffer(value: Any, target: bool) -> Memory:
     """Describes an object with the buffer protocol. ``target``: data will be received into it.
 
-    The memoryview is the owner: while it exists, a bytearray, for example, cannot be resized.
+    The owner is a memoryview, unless the bytes are copied. While the view exists, the object cannot
+    free or move its memory: a bytearray, for example, cannot be resized.
     """
     view = memoryview(value)
     dtype = _dtype_of_format(view.format, view.itemsize)
     if target and view.readonly:
-        raise CannotSend(_READ_ONLY)
+        raise CannotReceiveInto(_READ_ONLY)
     shape = tuple(view.shape or ())
     pointer, _ = _core.buffer_range(view) or (0, 0)
     root = _core.buffer_range(view.obj)
@@ -125,40 +126,33 @@ def memory_of_buffer(value: Any, target: bool) -> Memory:
         if made := describe(root, pointer, dtype, shape, steps, view):
             return made
     if target:
-        raise CannotSend(_NO_TARGET)
+        raise CannotReceiveInto(_NO_TARGET)
     copy = view.tobytes()
     root = _core.buffer_range(copy) or (0, 0)
     steps = tuple(view.itemsize * stride for stride in contiguous(shape))
     made = describe(root, root[0], dtype, shape, steps, copy)
-    assert made is not None  # it has no gaps
+    assert made is not None  # the copy is contiguous
     return made
 
 
 # ---- DLPack ----
 
-#: CPU, CUDA, and host memory that CUDA has pinned.
+#: Device texts by DLPack's device type: CPU, CUDA, and host memory that CUDA has pinned.
 _DL_DEVICES = {1: "cpu", 2: "cuda:{}", 3: "cpu"}
 _DL_READ_ONLY, _DL_COPIED = 1, 2
 
 
-class HasDLPack(Protocol):
-    """An object with DLPack."""
-
-    def __dlpack__(self, **options: Any) -> Any: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
-
-
-def memory_of_dlpack(value: HasDLPack, target: bool) -> Memory:
+def memory_of_dlpack(value: Any, target: bool) -> Memory:
     """Describes an object with DLPack whose memory is on the host or on a CUDA device.
 
-    No stream is passed, so an object on a device orders its queued work before the default stream.
-    ``target``: data will be received into it.
+    ``target``: data will be received into it. No stream is passed to ``__dlpack__``. By DLPack's
+    rules, the work queued on the object then runs before later work on the default stream.
     """
     kind, number = map(int, value.__dlpack_device__())
     device = _DL_DEVICES.get(kind, "").format(number)
     if not device:
-        raise CannotSend(
-            f"its memory is on a device (DLPack's number {kind}) that cannot be read: "
+        raise CannotReceiveInto(
+            f"its memory is on a device that Wherry cannot read (DLPack device type {kind}): "
             "copy it to the host first"
         )
     try:
@@ -168,17 +162,17 @@ def memory_of_dlpack(value: HasDLPack, target: bool) -> Memory:
     try:
         pointer, dtype, code, bits, shape, strides, flags = _core.read_dlpack(capsule)
     except BufferError as error:
-        raise CannotSend(f"{error}: send a copy as an array") from None
+        raise CannotReceiveInto(f"{error}: send a copy as an array") from None
     if target and flags & (_DL_READ_ONLY | _DL_COPIED):
-        raise CannotSend(_READ_ONLY)
+        raise CannotReceiveInto("DLPack gives no access to write to it: pass a copy of it")
     if dtype is None:
-        raise CannotSend(
-            f"its element type (DLPack's code {code}, {bits} bits) is not supported: convert it"
+        raise CannotReceiveInto(
+            f"its element type (DLPack code {code}, {bits} bits) is not supported: convert it"
         )
     steps = tuple(SIZES[dtype] * stride for stride in strides or contiguous(shape))
     made = describe((0, 0), pointer, dtype, shape, steps, capsule, device)
     if made is None:
-        raise CannotSend("its strides are negative: send a copy of it")
+        raise CannotReceiveInto("its strides are negative: send a copy of it")
     return made
 
 
@@ -186,7 +180,7 @@ def memory_of_dlpack(value: HasDLPack, target: bool) -> Memory:
 
 
 def need_numpy() -> Any:
-    """NumPy, or an error that says what to do."""
+    """The module numpy. Raises Unsupported if it is not installed."""
     try:
         import numpy
     except ImportError:
@@ -256,39 +250,37 @@ def _time_name(dtype: Any) -> str | None:
 
 
 def _check_time(name: object) -> str:
-    """A received name of a datetime64 or timedelta64 dtype."""
+    """Returns a received dtype name. Raises unless it is a datetime64 or timedelta64."""
     if type(name) is not str or not _TIME.fullmatch(name):
-        raise hostile(f"there is no element type {name!r:.80}")
+        raise hostile(f"the received element type {name!r:.80} does not exist")
     return name
 
 
 # ---- encoding arrays and scalars ----
 
 
-def numpy_encoder(cls: type, refuse: Refuse, target: bool) -> Encoder | None:
+def numpy_encoder(cls: type, target: bool) -> Encoder | None:
     """The encoder for a NumPy array or scalar; None for other types."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not hasattr(numpy, "ndarray"):
         return None
     if issubclass(cls, numpy.ndarray):
         if cls not in (numpy.ndarray, numpy.memmap):
-            return lambda value: refuse(
-                value,
-                "it is more than an array: send numpy.asarray(value), and the rest separately",
+            raise CannotSend(
+                "subclasses of numpy.ndarray cannot be sent: send numpy.asarray(value), and the "
+                "rest separately"
             )
-        return lambda value: _encode_array(value, numpy, refuse, target)
-    if issubclass(cls, numpy.generic):
-        return lambda value: _encode_scalar(value, refuse)
-    return None
+        return lambda value: _encode_array(value, numpy, target)
+    return _encode_scalar if issubclass(cls, numpy.generic) else None
 
 
-def _encode_array(array: Any, numpy: Any, refuse: Refuse, target: bool) -> Any:
+def _encode_array(array: Any, numpy: Any, target: bool) -> Any:
     time = _time_name(array.dtype)
     code = CODES["int64"] if time else _code_of(array.dtype)
     if code is None:
-        return refuse(array, _why_not(array.dtype))
+        raise CannotSend(_why_not(array.dtype))
     if target and not array.flags.writeable:
-        raise CannotSend(_READ_ONLY)
+        raise CannotReceiveInto(_READ_ONLY)
     name = _types.format_type_name("numpy.ndarray", dtype=time) if time else "numpy.ndarray"
     pointer = array.__array_interface__["data"][0]
     shape = array.shape
@@ -297,17 +289,15 @@ def _encode_array(array: Any, numpy: Any, refuse: Refuse, target: bool) -> Any:
         memory = Memory(pointer, array.nbytes, "cpu", code, 0, shape, contiguous(shape), 0, array)
     else:
         memory = describe(_root_of(array, numpy), pointer, code, shape, array.strides, array)
+    if memory is None and target:
+        raise CannotReceiveInto(f"{_NO_TARGET}, for example array.copy()")
     if memory is None:
-        if target:
-            raise CannotSend(f"{_NO_TARGET}, array.copy()")
-        array = array.copy("C")
-        pointer = array.__array_interface__["data"][0]
-        memory = describe((pointer, array.nbytes), pointer, code, shape, array.strides, array)
+        return _encode_array(array.copy("C"), numpy, target)
     return Object(name, memory)
 
 
 def _root_of(array: Any, numpy: Any) -> tuple[int, int]:
-    """Address and size of the memory that an array is a view of; (0, 0) if unknown."""
+    """The address and size of the memory that an array is a view of; (0, 0) if unknown."""
     owner = array
     while True:
         base = owner.base
@@ -330,23 +320,23 @@ def _root_of(array: Any, numpy: Any) -> tuple[int, int]:
     return 0, 0
 
 
-def _encode_scalar(value: Any, refuse: Refuse) -> Any:
-    name = _scalar_name(value.dtype)
-    if name is None:
-        return refuse(value, "its type is specific to NumPy: send value.item()")
-    return Object(name, _little(value.tobytes(), value.dtype))
+def _encode_scalar(value: Any) -> Any:
+    return Object(_scalar_name(value.dtype), _little(value.tobytes(), value.dtype))
 
 
 @functools.lru_cache(maxsize=256)
-def _scalar_name(dtype: Any) -> str | None:
+def _scalar_name(dtype: Any) -> str:
     time = _time_name(dtype)
     if time is None and _code_of(dtype) is None:
-        return None
+        raise CannotSend("its type is specific to NumPy: send value.item()")
     return _types.format_type_name("numpy.scalar", dtype=time or dtype.name)
 
 
 def _little(data: bytes, dtype: Any) -> bytes:
-    """Swaps between this machine's byte order and little-endian, per part of a complex number."""
+    """Converts a scalar from this machine's byte order to little-endian, or back.
+
+    The two parts of a complex number are converted separately.
+    """
     if sys.byteorder == "little":
         return data
     part = dtype.itemsize // (2 if dtype.kind == "c" else 1)
@@ -356,7 +346,8 @@ def _little(data: bytes, dtype: Any) -> bytes:
 # ---- decoding ----
 
 
-def _scalar_decoder(arguments: dict[str, Any]) -> Decoder:
+def scalar_decoder(arguments: dict[str, Any]) -> Decoder:
+    """The decoder of numpy.scalar."""
     check_arguments(arguments, "dtype")
     numpy = need_numpy()
     name = expect(arguments.get("dtype"), str)
@@ -368,17 +359,14 @@ def _scalar_decoder(arguments: dict[str, Any]) -> Decoder:
     def decode(payload: Any) -> Any:
         data = expect(payload, bytes)
         if len(data) != dtype.itemsize:
-            raise hostile(f"a scalar of type {name} has {dtype.itemsize} bytes, not {len(data)}")
+            raise hostile(f"a scalar of type {name} has {len(data)} bytes, not {dtype.itemsize}")
         return numpy.frombuffer(_little(data, dtype), dtype)[0]
 
     return decode
 
 
-SCALAR_DECODERS: dict[str, DecoderMaker] = {"numpy.scalar": _scalar_decoder}
-
-
 def array_decoder(to_array: Callable[[Any], Any]) -> DecoderMaker:
-    """For numpy.ndarray. ``to_array`` makes an array from the result of the codec's tensor()."""
+    """The decoder of numpy.ndarray. ``to_array`` turns a result of codec.tensor() into an array."""
 
     def make(arguments: dict[str, Any]) -> Decoder:
         check_arguments(arguments, "dtype")
@@ -389,7 +377,7 @@ def array_decoder(to_array: Callable[[Any], Any]) -> DecoderMaker:
             if time is None or array is None:
                 return array
             if array.dtype != "int64":
-                raise hostile(f"times are sent as int64, not {array.dtype}")
+                raise hostile(f"an array of {time} was sent as {array.dtype}, not as int64")
             return array.view(time)
 
         return decode
@@ -398,48 +386,17 @@ def array_decoder(to_array: Callable[[Any], Any]) -> DecoderMaker:
 
 
 def bytearray_decoder(to_array: Callable[[Any], Any]) -> DecoderMaker:
-    """For python.bytearray."""
+    """The decoder of python.bytearray."""
 
-    def make(arguments: dict[str, Any]) -> Decoder:
-        check_arguments(arguments)
+    def decode(payload: Any) -> Any:
+        array = to_array(payload)
+        if array is None:
+            return None
+        if array.ndim != 1 or array.dtype != "uint8":
+            raise hostile(
+                f"a bytearray was sent as an array of {array.dtype} with ndim = {array.ndim}, not as "
+                "an array of uint8 with ndim = 1"
+            )
+        return bytearray(array)
 
-        def decode(payload: Any) -> Any:
-            array = to_array(payload)
-            if array is None:
-                return None
-            if array.ndim != 1 or array.dtype != "uint8":
-                raise hostile("a bytearray has one dimension of uint8")
-            return bytearray(array)
-
-        return decode
-
-    return make
-
-
-def allocate(nbytes: int) -> tuple[Any, int, str]:
-    """Memory for a new storage, on the host."""
-    owner = need_numpy().empty(nbytes, "uint8")
-    return owner, owner.__array_interface__["data"][0], "cpu"
-
-
-def tensor(
-    owner: Any,
-    dtype: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    offset: int,
-    flags: int,
-) -> Any:
-    """An array over memory from allocate()."""
-    numpy = need_numpy()
-    kind = numpy_dtype(dtype)
-    size = kind.itemsize
-    if owner is None or 0 in shape:
-        return numpy.empty(shape, kind)
-    steps = tuple(size * stride for stride in strides)
-    array = numpy.ndarray(shape, kind, owner, offset * size, steps)
-    if flags & TENSOR_CONJ:
-        array = numpy.conjugate(array)
-    if flags & TENSOR_NEG:
-        array = numpy.negative(array)
-    return array
+    return no_arguments(decode)

@@ -1,8 +1,9 @@
-"""The codec for processes without torch: describes Python values to the core, and makes them again.
+"""The codec for processes without torch: describes Python values to the core, and rebuilds them.
 
 The core reads None, bool, int, float, complex, str, bytes, list, tuple and dict, and asks a codec
-about every other type. All received data is treated as hostile: nothing from the wire is imported
-or executed. docs/python-types.md has the table of types."""
+about every other type. The codec treats all received data as hostile: it imports nothing that the
+data names. Pickles, if they are allowed, are the exception. docs/python-types.md lists the types.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +12,27 @@ import json
 import pickle
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Self
 
 from wherry import _arrays, _core, _types
-from wherry._arrays import CannotSend
-from wherry._nodes import DTensor, Memory, Object, Sharded
-from wherry._types import (
-    Decoder,
-    DecoderMaker,
-    Encoder,
-    check_arguments,
-    expect,
-    full_name,
-    hostile,
-    no_arguments,
-)
+from wherry._nodes import TENSOR_CONJ, TENSOR_NEG, DTensor, Memory, Object, Sharded
+from wherry._types import CannotReceiveInto, CannotSend, Decoder, DecoderMaker, Encoder
+from wherry._types import check_arguments, expect, full_name, hostile, no_arguments
 from wherry.errors import Error, InvalidArgument, Malformed, Unsupported
-
-_Self = TypeVar("_Self", bound="Codec")
 
 # ---- texts of keys ----
 
-#: A process without torch decodes these to their payload, so their text is the payload's.
+#: A process without torch decodes these types to their payload, so they get the payload's text.
 _LIKE_PAYLOAD = frozenset(
     f"torch.{name}" for name in ("Size", "dtype", "device", "layout", "memory_format")
 )
 
-#: Larger ints are written in base 16: Python refuses to write very large ones in base 10.
+#: Larger integers are written in base 16, because Python refuses to write very large ones in base
+#: 10.
 _BITS_MAX = 4096
 
-#: In ASCII. A float has a point, an exponent or a name, so it differs from an int.
+#: How to write the text of a scalar, in ASCII. A float has a point, an exponent or a name (inf,
+#: nan), so its text differs from that of an int.
 _SCALARS: dict[type, Callable[[Any], str]] = {
     type(None): repr,
     bool: repr,
@@ -55,19 +47,19 @@ _SORTABLE = frozenset(((int,), (str,), (bytes,)))
 
 
 class NoText(Exception):
-    """The value has no text."""
+    """The value has no text that could identify it as a key. See Keys."""
 
 
 class Keys:
     """Texts of keys, for dicts whose keys are not scalars, for sets, and for registered classes.
 
-    A receiver finds tensors by their paths, so a path must say which key it goes through, not the
-    key's position. The text of a key depends only on its encoded form: it is the same in every
-    process, and differs for different keys. Keys with memory or pickles have no text; they are
-    numbered, and values under them cannot be received in place.
+    A receiver finds tensors by their paths, so a path must identify each key by its value, not by
+    its position. The text of a key depends only on its encoded form: it is the same in every
+    process. texts() raises if two keys have the same text. Keys with memory or pickles have no
+    text; they are numbered, and values under them cannot be received in place.
 
-    ``opaque`` says if values of a type have no text because encoding them needs texts itself: that
-    would double the work with each level.
+    ``opaque(cls)`` is True if values of a class never get a text: tensors, and classes whose
+    encoders call texts(). For nested values of these, the work would double at each level.
     """
 
     def __init__(
@@ -78,7 +70,7 @@ class Keys:
         self._target = target
 
     def text(self, value: Any) -> str:
-        """The text of a value. Raises NoText, and whatever encode() raises."""
+        """The text of a value. Raises NoText if it has none. encode() may raise other errors."""
         cls = type(value)
         if scalar := _SCALARS.get(cls):
             return scalar(value)
@@ -102,32 +94,33 @@ class Keys:
         return f"{node.type_name.replace(' ', '', 1)}({inside})"
 
     def texts(self, values: Iterable[Any], what: str) -> list[str]:
-        """The texts of several values; those without one are numbered. Raises CannotSend."""
+        """The texts of values. A value without one gets a number such as "#3"; a target raises."""
         made: dict[str, None] = {}
         for number, value in enumerate(values):
             try:
                 text = self.text(value)
             except NoText:
                 if self._target:
-                    raise CannotSend(
-                        f"one of its {what}s has memory or needs a pickle, so it cannot be matched "
-                        f"with a {what} of the source; use names or numbers, as state_dict() does"
+                    raise CannotReceiveInto(
+                        f"one of its {what}s contains a tensor or array, or needs a pickle, so it "
+                        f"cannot be matched with a {what} of the source; use names or numbers, as "
+                        "state_dict() does"
                     ) from None
                 text = f"#{number}"
             if text in made:
-                raise CannotSend(f"two of its {what}s cannot be told apart: {text:.80}")
+                raise CannotReceiveInto(f"two of its {what}s have the same text: {text:.80}")
             made[text] = None
         return list(made)
 
     def _in_order(self, value: Any) -> list[Any]:
-        # The order of a set differs between processes, but its items have paths.
+        # The order of a set differs between processes, but its items must have the same paths.
         if tuple({type(item) for item in value}) in _SORTABLE:
             return sorted(value)
         found = dict(zip(self.texts(value, "element"), value))
         return [found[text] for text in sorted(found)]
 
     def encoders(self) -> dict[type, Encoder]:
-        """By exact type. The core reads dicts, except those with a key that is not a scalar."""
+        """Encoders by exact type. The core itself reads dicts whose keys are all scalars."""
         return {
             dict: lambda value: Object(
                 "python.items", dict(zip(self.texts(value, "key"), value.items()))
@@ -149,23 +142,23 @@ class Keys:
         return made
 
     def pack(self, name: str, context: object, children: list[Any]) -> dict[str, Any]:
-        """The payload of a registered class. The path of the children has class and context."""
+        """The payload of a registered class. The children's path contains class and context."""
         (text,) = self.texts([context], "context")
         return {"context": context, f"{name}({text})": children}
 
     def unpack(self, name: str, payload: Any) -> tuple[list[Any], object]:
         """The inverse of pack(): children and context."""
         if len(expect(payload, dict)) != 2 or "context" not in payload:
-            raise hostile("a registered class needs a context and children")
+            raise hostile("a value of a registered class was sent without context or children")
         context = payload["context"]
         (place,) = payload.keys() - {"context"}
         if not expect(place, str).startswith(f"{name}(") or not place.endswith(")"):
-            raise hostile("the children are under the text of another class")
+            raise hostile(f"the children of a {name} are under {place!r:.80}")
         self._check(place[len(name) + 1 : -1], 0, context, "context")
         return expect(payload[place], list), context
 
     def _check(self, text: object, number: int, value: object, what: str) -> None:
-        # A value without a text at the sender may have one here, where its class may be known.
+        # A value that has no text at the sender can have one here. So always accept the number.
         if text == f"#{number}":
             return
         try:
@@ -173,28 +166,29 @@ class Keys:
         except NoText:
             expected = f"#{number}"
         if text != expected:
-            raise hostile(f"the text of a {what} is {text!r:.80} instead of {expected!r:.80}")
+            raise hostile(f"the text of a {what} is {text!r:.80}, but should be {expected!r:.80}")
 
 
 # ---- the codec ----
 
-#: How many decoders are kept by type name. A sender may invent any number of names.
+#: A codec caches at most this many decoders, because a sender can invent any number of type names.
 _KNOWN_MAX = 4096
 
 _SCALAR_TYPES = (bool, int, float, complex, str, bytes, tuple, list, set, frozenset)
 
-_PICKLE = "or pass allow_pickle=True on both sides, if you trust the sender with this process"
+_PICKLE = "or pass allow_pickle=True on both sides, if the sender may run any code in the receiver"
 
 
 class Codec:
-    """Knows Python's own types, NumPy's, the buffer protocol and DLPack. Makes NumPy arrays."""
+    """Supports Python's own types, NumPy's, the buffer protocol and DLPack. Makes NumPy arrays."""
 
     tensor_types: dict[type, str | None] = {}
     dtypes: dict[Any, int] = {}
 
     def __init__(self, allow_pickle: bool = False, *, rank: int | None = None) -> None:
         self.allow_pickle = allow_pickle
-        #: The rank of this process in received shards; None: its rank in torch's default group.
+        #: The rank of this process, for the placement of received shards. None: its rank in
+        #: torch's default group.
         self.rank = rank
         self._target = False
         self._start()
@@ -208,7 +202,7 @@ class Codec:
         self._makers = self._decoder_makers()
         self._known: dict[str, Decoder] = {}
 
-    def for_target(self: _Self) -> _Self:
+    def for_target(self) -> Self:
         """A codec for the target of a receive: it refuses memory that cannot be written."""
         made = copy.copy(self)
         made._target = True
@@ -222,44 +216,39 @@ class Codec:
     # -- from a value to a node
 
     def encode(self, value: Any) -> Any:
-        """A value that the core cannot read, as a node of wherry._nodes."""
+        """Returns the node of wherry._nodes for a value that the core cannot read."""
         cls = type(value)
-        encoder = self._encoders.get(cls)
-        if encoder is None:
-            encoder = self._find_encoder(cls, value)
-            if encoder is None:
-                return self.refuse(value, self._reason(value))
-            self._encoders[cls] = encoder
         try:
+            encoder = self._encoders.get(cls) or self._find_encoder(cls, value)
+            if encoder is None:
+                raise CannotSend(self._reason(value))
+            self._encoders[cls] = encoder
             return encoder(value)
-        except CannotSend as reason:
-            if self._target:
-                raise Unsupported(
-                    f"a value of type {full_name(cls)} cannot be received into: {reason}"
-                ) from None
-            return self.refuse(value, str(reason))
+        except CannotSend as error:
+            reason = error
         except (Error, MemoryError):
             raise
         except Exception as error:  # raised by a method of the value
             raise Unsupported(
                 f"a value of type {full_name(cls)} cannot be read: {error!r}"
             ) from error
+        if self._target and isinstance(reason, CannotReceiveInto):
+            raise Unsupported(f"a value of type {full_name(cls)} cannot be received into: {reason}")
+        return self._pickle(value, reason)
 
     def _find_encoder(self, cls: type, value: Any) -> Encoder | None:
         """The encoder for a type; None if there is none. The order of the rules matters."""
-        refuse = self.refuse
         target = self._target
-        found = _arrays.numpy_encoder(cls, refuse, target)
+        found = _arrays.numpy_encoder(cls, target)
         if found is None and issubclass(cls, Enum):
-            found = _types.enum_encoder(cls, refuse)
+            found = _types.enum_encoder(cls)
         if found is None and issubclass(cls, dict):
-            found = _types.dict_encoder(cls, refuse)
+            found = _types.dict_encoder(cls)
         if found is None and issubclass(cls, tuple):
-            found = _types.namedtuple_encoder(cls, refuse)
+            found = _types.namedtuple_encoder(cls)
         if found is None and issubclass(cls, _SCALAR_TYPES):
             return None
-        if found is None:
-            found = _types.dataclass_encoder(cls, refuse)
+        found = found or _types.dataclass_encoder(cls)
         if found is not None:
             return found
         if cls is bytearray:
@@ -280,10 +269,10 @@ class Codec:
                 name = plain.__name__
                 return f"{name} can be sent, but not its subclasses: send {name}(value)"
         if callable(value):
-            return "functions and classes cannot be sent: send the data that it was made from"
-        return "docs/python-types.md lists the types that can be sent: send its contents as a dict"
+            return "callables, such as functions and classes, cannot be sent: send their data"
+        return "its type is not in docs/python-types.md: send its contents as a dict"
 
-    def refuse(self, value: object, reason: str) -> Object:
+    def _pickle(self, value: object, reason: CannotSend) -> Object:
         """Pickles a value that cannot be sent otherwise, if that is allowed. Else raises."""
         cls = full_name(type(value))
         if not self.allow_pickle:
@@ -294,7 +283,7 @@ class Codec:
             return Object("python.pickle", pickle.dumps(value, protocol=4))
         except Exception as error:
             raise Unsupported(
-                f"a value of type {cls} cannot be sent: {reason}; nor can it be pickled: {error}"
+                f"a value of type {cls} cannot be sent: {reason}; pickling it failed too: {error}"
             ) from error
 
     # -- from a type name and a payload to a value
@@ -303,7 +292,7 @@ class Codec:
         return {
             **_types.DECODERS,
             "python.items": no_arguments(self._keys.decode_items),
-            **_arrays.SCALAR_DECODERS,
+            "numpy.scalar": _arrays.scalar_decoder,
             **_WITHOUT_TORCH,
             "numpy.ndarray": _arrays.array_decoder(self.to_array),
             "python.bytearray": _arrays.bytearray_decoder(self.to_array),
@@ -322,11 +311,11 @@ class Codec:
             name, arguments = _types.parse_type_name(type_name)
             maker = self._makers.get(name)
             if maker is None:
-                if name.startswith("torch."):
+                if name.startswith("torch.") and not self.tensor_types:
                     raise Unsupported(
                         f"a value of type {name!r:.80} needs torch: import torch before receiving"
                     )
-                raise Unsupported(f"there is no type {name!r:.80} here; update wherry on this side")
+                raise Unsupported(f"the type {name!r:.80} is unknown here; update wherry here")
             decoder = maker(arguments)
         except Error:
             raise
@@ -338,7 +327,7 @@ class Codec:
         return decoder
 
     def decode(self, type_name: str, payload: Any) -> Any:
-        """The value of a received Object, whose payload was already restored."""
+        """The value of a received Object. Its payload must already be restored."""
         decoder = self._decoder(type_name)
         try:
             return decoder(payload)
@@ -352,46 +341,47 @@ class Codec:
         if not self.allow_pickle:
             raise Unsupported(
                 "it was sent as a pickle, which lets the sender run any code here: receive with "
-                "allow_pickle=True if you trust the sender with this process, or send plain values"
+                "allow_pickle=True if you trust the sender, or send plain values"
             )
         return lambda payload: pickle.loads(expect(payload, bytes))
 
     # -- memory and tensors
 
     def to_array(self, made: Any) -> Any:
-        """The array for a result of tensor(); None if nothing was received."""
+        """The array for a result of tensor(); None for None."""
         if made is not None and not isinstance(made, _arrays.need_numpy().ndarray):
-            raise hostile(f"an array needs a tensor, not a {type(made).__name__}")
+            raise hostile(f"an array was sent as a {type(made).__name__}, not as a tensor")
         return made
 
     def new_on(self, device: Any, or_else: Any = None) -> None:
-        """Sets where new tensors arrive that are on an accelerator at the source.
-
-        None: on ``or_else`` if possible, else on the host.
-        """
+        """Sets the device for new tensors. Without torch, only the host is possible."""
         if device is not None and str(device) != "cpu":
             raise InvalidArgument(
-                f"NumPy arrays are in host memory, not on {device}: import torch to get tensors"
+                f"new_device is {device}, but without torch, tensors arrive as NumPy arrays on the "
+                "host: import torch before receiving"
             )
 
     def to_host(self, storage: Any) -> Any:
-        """Host memory that stands in for a storage on a device that the library cannot reach."""
+        """Host memory that replaces a storage on a device that the library cannot access."""
         raise Unsupported("its memory cannot be read")
 
     def fill_host(self) -> None:
-        """Copies these storages to the host. The core calls it after it has read all tensors."""
+        """Copies the storages of to_host() to the host, after the core has read all tensors."""
 
     def bring_back(self) -> None:
-        """Copies received data from there to the devices."""
+        """Copies received data from the host memory of to_host() to the devices."""
 
     def stream(self, devices: Iterable[int], fixed: bool = False) -> int:
-        """A CUDA stream ordered after the program's work; 0: the default stream of each device."""
+        """A CUDA stream that waits for the program's queued work; 0: each device's default stream.
+
+        ``fixed``: it waits only for the work that is queued now, not for work queued later.
+        """
         return 0
 
     def allocate(self, nbytes: int, device: str) -> tuple[Any, int, str]:
-        """Memory for a new storage, which is on ``device`` at the source: owner, address,
-        device."""
-        return _arrays.allocate(nbytes)
+        """Allocates a storage that the source has on ``device``. Returns owner, address, device."""
+        owner = _arrays.need_numpy().empty(nbytes, "uint8")
+        return owner, owner.__array_interface__["data"][0], "cpu"
 
     def tensor(
         self,
@@ -403,22 +393,27 @@ class Codec:
         offset: int,
         flags: int,
     ) -> Any:
-        """A tensor over memory from allocate(); owner is None if the storage has no bytes."""
+        """A tensor over memory from allocate(). ``owner`` is None if the storage has no bytes."""
+        numpy = _arrays.need_numpy()
+        kind = _arrays.numpy_dtype(dtype)
+        steps = tuple(kind.itemsize * stride for stride in strides)
         try:
-            return _arrays.tensor(owner, dtype, shape, strides, offset, flags)
-        except Error:
-            raise
+            if owner is None or 0 in shape:
+                return numpy.empty(shape, kind)
+            array = numpy.ndarray(shape, kind, owner, offset * kind.itemsize, steps)
+            array = numpy.conjugate(array) if flags & TENSOR_CONJ else array
+            return numpy.negative(array) if flags & TENSOR_NEG else array
         except Exception as error:
             raise Malformed(
                 f"NumPy cannot make an array of shape {shape} and strides {strides}: {error}"
             ) from error
 
     def dtensor(self, node: DTensor) -> Any:
-        """A received DTensor."""
+        """Makes a received DTensor."""
         raise Unsupported("a DTensor needs torch: import torch before receiving")
 
     def sharded(self, node: Sharded) -> Any:
-        """A received ShardedTensor."""
+        """Makes a received ShardedTensor."""
         raise Unsupported("a ShardedTensor needs torch: import torch before receiving")
 
 
@@ -428,19 +423,16 @@ def _unchanged(value: Any) -> Any:
 
 def _malformed(type_name: str, error: Exception) -> Error:
     text = f"{type(error).__name__}: {str(error)[:200]}"
-    return Malformed(f"a value of type {type_name[:80]!r} cannot be made: {text}")
+    return Malformed(f"a received value of type {type_name[:80]!r} cannot be rebuilt: {text}")
 
 
 def _sizes(payload: Any) -> tuple[int, ...]:
     return tuple(expect(size, int) for size in expect(payload, tuple))
 
 
-#: Torch's types in a process without torch.
+#: How a process without torch decodes torch's types.
 _WITHOUT_TORCH: dict[str, DecoderMaker] = {
+    **dict.fromkeys(_LIKE_PAYLOAD, no_arguments(lambda payload: expect(payload, str))),
     "torch.Size": no_arguments(_sizes),
-    "torch.dtype": no_arguments(lambda payload: expect(payload, str)),
-    "torch.device": no_arguments(lambda payload: expect(payload, str)),
-    "torch.layout": no_arguments(lambda payload: expect(payload, str)),
-    "torch.memory_format": no_arguments(lambda payload: expect(payload, str)),
     "torch.Parameter": no_arguments(_unchanged),
 }

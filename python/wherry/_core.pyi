@@ -68,9 +68,9 @@ class Transport:
     def waiting(self) -> list[int]: ...
     def send(
         self, ranks: Sequence[int], state: State, options: Mapping[str, Any]
-    ) -> list[tuple[int, Any, dict[str, Any]]]:
-        """(rank, exception or None, stats) per rank. Raises only if no rank could be served."""
+    ) -> list[tuple[int, Any, dict[str, Any], bool]]:
+        """(rank, exception or None, stats, not needed) per rank. Raises only if all failed."""
     def recv(
-        self, rank: int, target: State | None, codec: Any, options: Mapping[str, Any]
+        self, ranks: Sequence[int], target: State | None, codec: Any, options: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]: ...
     def close(self) -> None: ...

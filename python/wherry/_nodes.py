@@ -1,6 +1,6 @@
-"""How a codec describes values to the core, and the core to a codec: named tuples.
+"""The named tuples with which a codec and the core describe values to each other.
 
-Integers that stand for an enum or for flags have the values of the C headers.
+Enum values and flags are integers with the values in the C headers.
 """
 
 from __future__ import annotations
@@ -21,26 +21,25 @@ class Object(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A tensor: a strided view of memory. Views with the same pointer and nbytes share a
-    storage."""
+    """A tensor: a strided view of a storage. Equal pointer and nbytes mean the same storage."""
 
-    pointer: int  # of the storage
-    nbytes: int  # of the storage
-    device: str  # "cpu", "cuda:1"
-    dtype: int  # of DTYPES
+    pointer: int  # address of the storage
+    nbytes: int  # size of the storage
+    device: str  # for example "cpu" or "cuda:1"
+    dtype: int  # a code from _core.DTYPES
     offset: int  # in elements
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
     flags: int  # TENSOR_*
-    owner: object  # kept alive while the memory is in use
+    owner: object  # keeps the memory alive
 
 
 class Mesh(NamedTuple):
     """The ranks that share a DTensor."""
 
-    device: str  # without an index: "cpu"
+    device: str  # type without an index, for example "cuda"
     shape: tuple[int, ...]
-    ranks: tuple[int, ...]  # the last dimension varies fastest
+    ranks: tuple[int, ...]  # in row-major order
     dim_names: tuple[str, ...] | None
 
 
@@ -54,26 +53,26 @@ class Placement(NamedTuple):
 
 
 class DTensor(NamedTuple):
-    """A local tensor that is part of a global one."""
+    """A DTensor: a local tensor that is part of a global one."""
 
     local: object  # a tensor
     mesh: Mesh
     placements: tuple[Placement, ...]
     dtype: int
     flags: int
-    shape: tuple[int, ...]  # global
-    strides: tuple[int, ...]  # global
+    shape: tuple[int, ...]  # of the global tensor
+    strides: tuple[int, ...]  # of the global tensor
 
 
 class Place(NamedTuple):
-    """Where a shard is: "rank:3/cuda:1"."""
+    """Where a shard is, for example "rank:3/cuda:1"."""
 
     rank: int  # -1: unknown
     device: str
 
 
 class Box(NamedTuple):
-    """Which part of a global tensor a shard is, and where it is."""
+    """Which part of the global tensor a shard is, and where the shard is."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -96,8 +95,8 @@ class Sharded(NamedTuple):
     requires_grad: bool
     pin_memory: bool
     memory_format: int  # FORMAT_*
-    shape: tuple[int, ...]  # global
-    tensors: tuple[object, ...]  # of the local shards
-    local: tuple[Box, ...]  # one per tensor
-    all: tuple[Box, ...]  # of all ranks
+    shape: tuple[int, ...]  # of the global tensor
+    tensors: tuple[object, ...]  # one per local shard
+    local: tuple[Box, ...]  # one per local shard
+    all: tuple[Box, ...]  # the shards of all ranks
     sharding: Sharding

@@ -1,12 +1,13 @@
 """How a receiver finds and reaches a source without the help of other ranks.
 
 A source has a listener: a group that it hosts alone, at a port that the system chooses, with its
-own secret. A ticket, a short text, has all that is needed to connect. A receiver with the ticket
-joins the group as a client, under its own rank. No other rank has to do anything, and nobody can
-connect without the ticket.
+own secret. A ticket is a short text with everything that a receiver needs to connect. A receiver
+with the ticket joins the group as a client, under its own rank. No other rank has to do anything,
+and nobody can connect without the secret.
 
-If the environment has a secret of the job (WHERRY_SECRET or WHERRY_SECRET_FILE), the listener uses
-that one and the ticket contains none: reading a ticket in a log or a store is then not enough.
+If the environment has a secret for the job (WHERRY_SECRET or WHERRY_SECRET_FILE), the listener uses
+that secret, and the ticket contains none. Reading the ticket in a log or a store is then not enough
+to connect.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ logger = logging.getLogger("wherry")
 
 # ---- tickets, listeners and connections ----
 
-#: The first word of a ticket, as other versions of Wherry know it.
+#: The first word of a ticket. Other versions of Wherry expect it, so it must not change.
 _VERSION = "wherry-card-1"
 
-#: No ticket is longer, so no more is read from outside.
+#: The most characters that a ticket can have. Longer texts are refused without parsing them.
 TICKET_MAX = 1024
 
 _SECRET_BYTES = 32
 
-#: In a ticket, instead of the secret: the secret is in the environment.
+#: Stands in a ticket for a secret that is in the environment.
 _NO_SECRET = "-"
 
 _FORM = re.compile(
@@ -58,12 +59,12 @@ _FORM = re.compile(
     r"([0-9a-f]{64}|-)"
 )
 
-#: Time limit for opening a listener, which waits for nobody.
+#: Time limit for opening a listener. It should not take long, because no other rank is needed.
 _LISTEN_SECONDS = 30.0
 
 
 class Ticket(NamedTuple):
-    """What is needed to connect to a listener. With its secret, one can fetch the states there."""
+    """How to connect to a listener. Anyone with the secret can receive the states it offers."""
 
     address: str
     size: int
@@ -78,12 +79,12 @@ class Ticket(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Ticket:
-        """Reads a ticket from outside. Errors do not show the text, which may have a secret."""
+        """Parses a ticket. Errors do not show the text, because it may contain a secret."""
         found = _FORM.fullmatch(text) if len(text) <= TICKET_MAX else None
         if found is None or not int(found[3]) < int(found[2]):
             raise Malformed(
-                f"this is not a ticket of Wherry ({len(text)} characters; it must begin with "
-                f"'{_VERSION} tcp://'): use the same version of Wherry on both sides"
+                f"this text of {len(text)} characters is not a valid ticket, which begins with "
+                f"'{_VERSION} tcp://': use the same version of Wherry on both sides"
             )
         secret = None if found[4] == _NO_SECRET else bytes.fromhex(found[4])
         return cls(found[1], int(found[2]), int(found[3]), secret)
@@ -94,7 +95,7 @@ def _environment_has_secret() -> bool:
 
 
 class Listener:
-    """A group that this process hosts for everyone with the ticket."""
+    """A group that this process hosts. The ticket says how to join it."""
 
     def __init__(self, host: str, rank: int, size: int) -> None:
         secret = None if _environment_has_secret() else secrets.token_bytes(_SECRET_BYTES)
@@ -106,10 +107,10 @@ class Listener:
 
 
 def connect(ticket: Ticket, rank: int, timeout_ms: int) -> Connection:
-    """Connects to a listener as a client, under a rank that no other client has."""
+    """Connects to a listener as a client. No other client may have the same ``rank``."""
     if ticket.secret is None and not _environment_has_secret():
         raise InvalidArgument(
-            f"rank {ticket.rank} uses the secret of its environment, but this process has none: "
+            f"rank {ticket.rank} uses a secret from its environment, but this process has none: "
             "set WHERRY_SECRET or WHERRY_SECRET_FILE on both sides",
             rank=ticket.rank,
         )
@@ -126,18 +127,18 @@ class Backoff:
         self._pause = 0.001
 
     def wait(self) -> None:
-        """Sleeps, at most until the deadline. A signal ends the sleep."""
+        """Sleeps, at most until the deadline."""
         time.sleep(min(self._pause, self._deadline.left))
         self._pause = min(self._pause * 1.5, 0.1)
 
 
 def connect_to_source(
     read: Callable[[], str | None], source: int, rank: int, deadline: Deadline
-) -> tuple[str, Connection]:
+) -> Connection:
     """Waits for the ticket of a source, and connects to it.
 
-    ``read`` returns the current ticket, or None. It is read again while nobody answers: a source
-    that died leaves its ticket behind, and the process that replaces it publishes another.
+    ``read`` returns the current ticket, or None. It is called again after each failed attempt,
+    because the ticket of a dead source stays until a new process publishes another one.
     """
     backoff = Backoff(deadline)
     patience = 0.25
@@ -147,9 +148,12 @@ def connect_to_source(
         text = read()
         if text is not None:
             try:
-                return text, connect(Ticket.read(text), rank, deadline.slice_ms(patience))
+                connection = connect(Ticket.read(text), rank, deadline.slice_ms(patience))
+                connection.ticket = text
+                return connection
             except (Timeout, PeerError, SystemFailure, BadBytes, Mismatch) as error:
-                # The last try may be too short to learn again that the ticket's secret is wrong.
+                # After a wrong secret, the next attempt may time out before it detects the wrong
+                # secret again. Then keep the first error.
                 if not isinstance(error, Timeout) or text != refused:
                     trouble = error
                     refused = text if isinstance(error, BadSecret) else None
@@ -163,13 +167,13 @@ def _explain(source: int, deadline: Deadline, trouble: Error | None) -> Error:
     if trouble is None:
         return Timeout(
             f"timed out after {deadline.seconds:g} s: rank {source} has not offered a state; it "
-            "must call send_checkpoint with this rank among the destinations",
+            "must call send_checkpoint with this rank as a destination",
             rank=source,
         )
     if isinstance(trouble, Timeout):
         return Timeout(
-            f"timed out after {deadline.seconds:g} s: rank {source} does not answer at its address,"
-            f" so it has died or is cut off: {trouble.message}",
+            f"timed out after {deadline.seconds:g} s: rank {source} does not answer at its address;"
+            f" it has exited or cannot be reached: {trouble.message}",
             rank=source,
         )
     trouble.rank = source
@@ -178,14 +182,15 @@ def _explain(source: int, deadline: Deadline, trouble: Error | None) -> Error:
 
 # ---- addresses of this host ----
 
-#: Addresses reserved for documentation: the route to them is the default route.
+#: Addresses reserved for documentation. No host has them, so packets to them take the default
+#: route.
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 
 _SIOCGIFADDR = 0x8915
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this host can reach a name or an address."""
+    """True if ``host``, a name or an address, means loopback."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -195,7 +200,7 @@ def is_loopback(host: str) -> bool:
 
 
 def address_towards(host: str) -> str | None:
-    """This host's address on the route to another; None if there is no route. Sends no packet."""
+    """This host's address on the route to ``host``; None if there is no route, or no such name."""
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     except OSError:
@@ -211,7 +216,7 @@ def address_towards(host: str) -> str | None:
 
 
 def _interface_address(name: str) -> str | None:
-    """The IPv4 address of an interface; None if it has none."""
+    """The IPv4 address of a network interface; None if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             request = struct.pack("16s24x", name.encode()[:15])
@@ -222,13 +227,16 @@ def _interface_address(name: str) -> str | None:
 
 
 def address_for_others(towards: str, remedy: str) -> str:
-    """The address at which other hosts reach this one. They all know the host ``towards``.
+    """The address at which other hosts reach this one. ``towards`` is a host that all can reach.
+
+    Returns the first of these that exists and is not loopback:
 
     1. The address of the interface that WHERRY_INTERFACE names.
-    2. The address on the route to ``towards``, unless that is loopback: Debian's /etc/hosts maps a
-       host's own name to loopback.
+    2. The address on the route to ``towards``. It can be loopback, because Debian's /etc/hosts maps
+       a host's own name to loopback.
     3. The address of the default route.
-    4. Loopback, with a warning that contains ``remedy``.
+
+    If there is none, logs a warning that contains ``remedy``, and returns 127.0.0.1.
     """
     interface = os.environ.get("WHERRY_INTERFACE")
     found = _interface_address(interface) if interface else None
@@ -238,8 +246,9 @@ def address_for_others(towards: str, remedy: str) -> str:
             return found
         found = None
     logger.warning(
-        "'%s' leads to no address of this host that others can reach, and there is no default "
-        "route: only processes on this host can fetch from this one, at 127.0.0.1; %s",
+        "found no address at which other hosts can reach this one: the route to '%s' does not give "
+        "one, and there is no default route; only processes on this host can receive, at "
+        "127.0.0.1; %s",
         towards,
         remedy,
     )

@@ -1,13 +1,13 @@
 """Type names, and the encoders and decoders of Python's own types.
 
-A type name is a name, or a name, one space and its arguments: a JSON object in ASCII, without
-spaces, its keys sorted. Examples: `python.set`, `python.namedtuple {"class":"mod.Point"}`.
-docs/python-types.md lists them. Nothing in a name is imported or executed: a class is found only if
-this process has already imported it.
+A type name is a name, optionally followed by one space and arguments. The arguments are a JSON
+object in ASCII, without spaces and with sorted keys. Examples: `python.set`, `python.namedtuple
+{"class":"mod.Point"}`. docs/python-types.md lists them. Nothing in a type name is imported: a
+class is found only if this process has already imported it.
 
 An encoder turns a value into a node. It is made once per type. A decoder turns a payload into a
-value. It is made from the arguments of the type name, so names are checked before the payload is
-there. Sets, and dicts with keys that are not scalars, are in _codec.
+value. It is made from the arguments of the type name, so that the name can be checked before the
+payload arrives. Sets, and dicts with keys that are not scalars, are in _codec.
 """
 
 from __future__ import annotations
@@ -31,17 +31,28 @@ from wherry.errors import Malformed, Unsupported
 Encoder = Callable[[Any], Any]
 Decoder = Callable[[Any], Any]
 DecoderMaker = Callable[[dict[str, Any]], Decoder]
-Refuse = Callable[[object, str], Any]
 
 _MISSING = object()
 
 
+class CannotSend(Exception):
+    """Why a value cannot be sent, and what to do. The codec adds the value's type.
+
+    If pickles are allowed, the codec pickles the value instead of raising.
+    """
+
+
+class CannotReceiveInto(CannotSend):
+    """Like CannotSend, but for a target the codec always raises, even if pickles are allowed."""
+
+
 def hostile(text: str) -> Malformed:
-    """The error for bytes that no sound sender sends."""
+    """The error for bytes that no correct sender sends."""
     return Malformed(f"{text}; the sender is broken or hostile")
 
 
-def _other_program(text: str) -> Malformed:
+def other_program(text: str) -> Malformed:
+    """The error for a value whose class differs between the two sides."""
     return Malformed(f"{text}; both sides must run the same version of the program")
 
 
@@ -57,7 +68,7 @@ def format_type_name(name: str, **arguments: object) -> str:
 
 
 def parse_type_name(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a received text. Raises ValueError or RecursionError if it is bad."""
+    """Splits a received type name into name and arguments. Raises ValueError or RecursionError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -78,7 +89,7 @@ def parse_type_name(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def check_arguments(arguments: dict[str, Any], *allowed: str) -> None:
-    """Refuses unknown arguments: they may matter."""
+    """Raises Unsupported for unknown arguments, because they may change what a value means."""
     for name in arguments:
         if name not in allowed:
             raise Unsupported(
@@ -88,7 +99,7 @@ def check_arguments(arguments: dict[str, Any], *allowed: str) -> None:
 
 
 def no_arguments(decoder: Decoder) -> DecoderMaker:
-    """The maker for a type name without arguments."""
+    """The decoder maker of a type name without arguments."""
 
     def make(arguments: dict[str, Any]) -> Decoder:
         check_arguments(arguments)
@@ -98,7 +109,7 @@ def no_arguments(decoder: Decoder) -> DecoderMaker:
 
 
 def expect(payload: object, *types: type) -> Any:
-    """The payload, if it has exactly one of these types."""
+    """Returns the payload. Raises unless its type is exactly one of ``types``."""
     if type(payload) not in types:
         raise hostile(f"its payload is a {type(payload).__name__}, not a {types[0].__name__}")
     return payload
@@ -108,35 +119,41 @@ def expect(payload: object, *types: type) -> Any:
 
 
 def full_name(cls: type) -> str:
-    """The name of a class in messages."""
+    """The name of a class, for messages."""
     module = cls.__module__
     return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
 
 
-def importable_name(cls: type) -> str | None:
-    """The name by which another process finds the class; None if there is none."""
+def importable_name(cls: type) -> str:
+    """The name by which another process finds the class. Raises CannotSend if there is none."""
     name = f"{cls.__module__}.{cls.__qualname__}"
-    return name if _look_up(name) is cls else None
+    if _look_up(name) is not cls:
+        raise CannotSend(
+            f"the other side cannot find {full_name(cls)} by its name: define the class at the top "
+            "level of its module"
+        )
+    return name
 
 
-def find_class(name: object, base: type, what: str) -> type:
-    """The class with that name in this process, a subclass of ``base``. ``what`` is for errors."""
+def find_class(arguments: dict[str, Any], base: type, what: str) -> Any:
+    """The class in a type name: a subclass of ``base``. ``what`` describes it in error messages."""
+    name = arguments.get("class")
     if type(name) is not str:
-        raise hostile(f"the type name of a {what} has no class")
+        raise hostile(f"a type name lacks the argument 'class' (expected: {what})")
     cls = _look_up(name)
     if cls is None:
         raise Unsupported(
-            f"the {what} has the class {name}, which this process does not have; import the module "
-            "that defines it before receiving (the class must be at the top of its module or in "
-            "another class)"
+            f"the {what} has the class {name}, which this process has not imported; import the "
+            "module that defines it before receiving (the class must be at the top level of the "
+            "module or in another class)"
         )
     if not issubclass(cls, base):
-        raise _other_program(f"the class {name} is not a {what} here")
+        raise other_program(f"the class {name} is of another kind here (expected: {what})")
     return cls
 
 
 def _look_up(name: str) -> type | None:
-    # Uses the dicts of modules and classes: getattr could run a __getattr__ that imports.
+    # Looks in the __dict__ of modules and classes: getattr() could run code that imports.
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         found: object = sys.modules.get(".".join(parts[:cut]))
@@ -149,20 +166,11 @@ def _look_up(name: str) -> type | None:
     return None
 
 
-def hidden_class(cls: type, refuse: Refuse) -> Encoder:
-    """The encoder for a class that the other side could not find."""
-    reason = (
-        f"the other side could not find {full_name(cls)} by that name: "
-        "define the class at the top of its module"
-    )
-    return lambda value: refuse(value, reason)
-
-
-# ---- JSON with a few more types: an object with the key "$" names its type ----
+# ---- extended JSON: an object with the key "$" is a value of the type that "$" names ----
 
 
 def to_json(value: Any) -> Any:
-    """A value of plain types as JSON that keeps types and order. Raises TypeError for others."""
+    """Converts a plain value to JSON that keeps types and order. Raises TypeError for others."""
     cls = type(value)
     if value is None or cls in (bool, int, str):
         return value
@@ -179,7 +187,7 @@ def to_json(value: Any) -> Any:
     if cls is OrderedDict and vars(value):
         raise TypeError("an OrderedDict with attributes")
     keys = list(value)
-    # The keys of a JSON object are sorted, which must not change their order.
+    # format_type_name() sorts the keys of JSON objects. If that would change the order, use pairs.
     if cls is dict and all(type(key) is str for key in keys):
         if keys == sorted(keys) and "$" not in value:
             return {key: to_json(item) for key, item in value.items()}
@@ -188,7 +196,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """The inverse of to_json(). Raises ValueError, TypeError or KeyError if the value is bad."""
+    """The inverse of to_json(). Raises ValueError, TypeError or KeyError for other JSON."""
     if type(value) is list:
         return [from_json(item) for item in value]
     if type(value) is not dict:
@@ -214,7 +222,7 @@ _FROM_JSON: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-# ---- attributes of instances. They are in the type name: paths lead through the payload. ----
+# ---- attributes of instances; they are in the type name, so that paths do not depend on them ----
 
 
 def attributes_of(value: object) -> dict[str, object]:
@@ -233,27 +241,25 @@ def _slots(cls: Any) -> tuple[str, ...]:
     return tuple(copyreg._slotnames(cls))  # type: ignore[attr-defined]  # as pickle does
 
 
-def may_set(cls: Any, name: object) -> bool:
-    """True if another process may set this attribute: it must not replace a method or
-    descriptor."""
-    if type(name) is not str or not name.isidentifier():
-        return False
-    if name.startswith("__") and name.endswith("__"):
-        return False
+def why_not_set(cls: Any, name: object) -> str:
+    """Why a received value may not have this attribute; "" if it may."""
+    if type(name) is not str or not name.isidentifier() or name[:2] == name[-2:] == "__":
+        return "has a name that cannot be sent"
     if name in _slots(cls):
-        return True
+        return ""
     known = inspect.getattr_static(cls, name, None)
-    kind = type(known)
-    return not (callable(known) or hasattr(kind, "__set__") or hasattr(kind, "__func__"))
+    hides = callable(known) or hasattr(type(known), "__set__") or hasattr(type(known), "__func__")
+    return "hides a method or property of the class" if hides else ""
 
 
 def set_attributes(value: object, attributes: dict[str, object], what: str) -> None:
     """Sets the attributes of a new instance without running code of its class."""
     cls: Any = type(value)
     for name, item in attributes.items():
-        if not may_set(cls, name):
+        if why_not_set(cls, name):
             raise hostile(
-                f"the {what} has an attribute {name!r:.80} that {full_name(cls)} cannot have"
+                f"a received {what} has the attribute {name!r:.80}, which {full_name(cls)} cannot "
+                "have"
             )
         if name in _slots(cls):
             object.__setattr__(value, name, item)
@@ -261,18 +267,23 @@ def set_attributes(value: object, attributes: dict[str, object], what: str) -> N
             vars(value)[name] = item
 
 
-def attributes_json(attributes: dict[str, object], cls: type) -> Any:
-    """The attributes as JSON, or None if there are none. Raises TypeError with the reason."""
+def attributes_json(value: object, instead: str) -> Any:
+    """The attributes of a value as JSON, or None if it has none.
+
+    Raises CannotSend if an attribute cannot be sent. ``instead`` is what the message then tells the
+    user to send.
+    """
     made = {}
-    for name, item in attributes.items():
-        if not may_set(cls, name):
-            raise TypeError(f"its attribute {name!r} hides something that the class defines")
+    for name, item in attributes_of(value).items():
+        problem = why_not_set(type(value), name)
         try:
             made[name] = to_json(item)
         except TypeError as error:
-            raise TypeError(f"its attribute {name!r} is not a plain value ({error})") from None
+            problem = problem or f"is not a plain value ({error})"
         except RecursionError:
-            raise TypeError(f"its attribute {name!r} is nested too deeply") from None
+            problem = problem or "is nested too deeply"
+        if problem:
+            raise CannotSend(f"its attribute {name!r} {problem}: delete it, or send {instead}")
     return made or None
 
 
@@ -293,28 +304,21 @@ _FACTORY_NAMES = {id(factory): name for name, factory in FACTORIES.items()}
 _DICT_BASES: tuple[type, ...] = (OrderedDict, defaultdict, dict)
 
 
-def dict_encoder(cls: type, refuse: Refuse) -> Encoder | None:
+def dict_encoder(cls: type) -> Encoder:
     """The encoder for dict and its subclasses."""
     base: Any = next(one for one in _DICT_BASES if issubclass(cls, one))
     class_name = None if cls is base else importable_name(cls)
-    if cls is not base and class_name is None:
-        return hidden_class(cls, refuse)
 
     def encode(value: Any) -> Any:
-        attributes = attributes_of(value)
         factory = value.default_factory if base is defaultdict else None
         factory_name = _FACTORY_NAMES.get(id(factory))
         if factory is not None and factory_name is None:
-            return refuse(
-                value,
+            raise CannotSend(
                 f"its default_factory is {factory!r}, but must be one of {', '.join(FACTORIES)} "
-                "or None: send dict(value)",
+                "or None: send dict(value)"
             )
-        try:
-            packed = attributes_json(attributes, cls) if attributes else None
-        except TypeError as error:
-            return refuse(value, f"{error}: delete it, or send dict(value)")
-        arguments = {"class": class_name, "factory": factory_name, "attributes": packed}
+        attributes = attributes_json(value, "dict(value)")
+        arguments = {"class": class_name, "factory": factory_name, "attributes": attributes}
         type_name = format_type_name("python." + base.__name__, **arguments)
         return Object(type_name, dict(base.items(value)))
 
@@ -324,24 +328,21 @@ def dict_encoder(cls: type, refuse: Refuse) -> Encoder | None:
 def _dict_decoder(base: Any) -> DecoderMaker:
     def make(arguments: dict[str, Any]) -> Decoder:
         check_arguments(arguments, "class", "factory", "attributes")
-        cls = base
-        if "class" in arguments:
-            cls = find_class(arguments["class"], base, base.__name__)
-        factory = None
-        if arguments.get("factory") is not None:
-            factory = FACTORIES[arguments["factory"]]
+        cls = find_class(arguments, base, base.__name__) if "class" in arguments else base
+        named = arguments.get("factory")
+        factory = None if named is None else FACTORIES[named]
         if factory is not None and base is not defaultdict:
-            raise hostile(f"a {base.__name__} has no factory")
+            raise hostile(f"a {base.__name__} cannot have a factory")
         attributes_from(arguments)
 
         def decode(payload: Any) -> Any:
-            # Methods of the base: those of the class must not run.
+            # Use methods of the base class, so that no code of the received class runs.
             made: Any = base.__new__(cls)
             if factory is not None:
                 defaultdict.__init__(made, factory)
             for key, item in expect(payload, dict).items():
                 base.__setitem__(made, key, item)
-            # Decoded for each value: two values must not share the attributes.
+            # Decode the attributes for each value, so that no two values share them.
             set_attributes(made, attributes_from(arguments), base.__name__)
             return made
 
@@ -353,22 +354,18 @@ def _dict_decoder(base: Any) -> DecoderMaker:
 # ---- classes with fields ----
 
 
-def namedtuple_encoder(cls: Any, refuse: Refuse) -> Encoder | None:
+def namedtuple_encoder(cls: Any) -> Encoder | None:
     """The encoder for a named tuple; None for other subclasses of tuple."""
     fields = getattr(cls, "_fields", None)
     if type(fields) is not tuple or not all(type(field) is str for field in fields):
         return None
-    class_name = importable_name(cls)
-    if class_name is None:
-        return hidden_class(cls, refuse)
-    type_name = format_type_name("python.namedtuple", **{"class": class_name})
+    type_name = format_type_name("python.namedtuple", **{"class": importable_name(cls)})
 
     def encode(value: Any) -> Any:
         if len(value) != len(fields):
-            return refuse(value, f"it has {len(value)} items, but its class {len(fields)} fields")
-        if attributes := attributes_of(value):
-            extra = next(iter(attributes))
-            return refuse(value, f"it has an attribute {extra!r} that is not a field: delete it")
+            raise CannotSend(f"it has {len(value)} items, but its class has {len(fields)} fields")
+        if extra := list(attributes_of(value)):
+            raise CannotSend(f"it has an attribute {extra[0]!r} that is not a field: delete it")
         return Object(type_name, dict(zip(fields, tuple.__iter__(value))))
 
     return encode
@@ -376,10 +373,10 @@ def namedtuple_encoder(cls: Any, refuse: Refuse) -> Encoder | None:
 
 def _namedtuple_decoder(arguments: dict[str, Any]) -> Decoder:
     check_arguments(arguments, "class")
-    cls = find_class(arguments.get("class"), tuple, "namedtuple")
+    cls = find_class(arguments, tuple, "namedtuple")
     fields = getattr(cls, "_fields", None)
     if type(fields) is not tuple:
-        raise _other_program(f"the class {full_name(cls)} is not a namedtuple here")
+        raise other_program(f"the class {full_name(cls)} is not a namedtuple here")
 
     def decode(payload: Any) -> Any:
         _check_fields(cls, expect(payload, dict), set(fields))
@@ -392,25 +389,22 @@ def _check_fields(cls: type, payload: dict[Any, Any], fields: set[str], more: bo
     missing = fields - payload.keys()
     extra = set() if more else payload.keys() - fields
     if missing or extra:
-        lacks = f" lacks {sorted(missing)}" if missing else ""
-        has = f" has {sorted(map(str, extra))}" if extra else ""
+        lacks = f" lacks the fields {sorted(missing)}" if missing else ""
+        has = f" has the extra fields {sorted(map(str, extra))}" if extra else ""
         both = " and" if lacks and has else ""
-        raise _other_program(f"the {full_name(cls)} that was sent{lacks}{both}{has}")
+        raise other_program(f"the received {full_name(cls)}{lacks}{both}{has}")
 
 
-def dataclass_encoder(cls: type, refuse: Refuse) -> Encoder | None:
-    """The encoder for a dataclass: its fields, and other attributes of the instance."""
+def dataclass_encoder(cls: type) -> Encoder | None:
+    """The encoder for a dataclass; None for other classes. Sends fields and other attributes."""
     if not dataclasses.is_dataclass(cls):
         return None
-    class_name = importable_name(cls)
-    if class_name is None:
-        return hidden_class(cls, refuse)
+    type_name = format_type_name("python.dataclass", **{"class": importable_name(cls)})
     try:
         object.__new__(cls)
     except TypeError:
-        return lambda value: refuse(value, "it is a dataclass and a builtin type at once")
+        raise CannotSend("a dataclass that inherits from a builtin type cannot be sent") from None
     fields = tuple(field.name for field in dataclasses.fields(cls))
-    type_name = format_type_name("python.dataclass", **{"class": class_name})
 
     def encode(value: Any) -> Any:
         found = attributes_of(value)
@@ -420,11 +414,10 @@ def dataclass_encoder(cls: type, refuse: Refuse) -> Encoder | None:
                 for field in fields
             }
         except AttributeError as error:
-            return refuse(value, f"it has a field without a value ({error}): give it one")
+            raise CannotSend(f"it has a field without a value ({error}): assign one") from None
         for name in found:
-            if not may_set(cls, name):
-                reason = f"its attribute {name!r} hides something that the class defines"
-                return refuse(value, reason)
+            if problem := why_not_set(cls, name):
+                raise CannotSend(f"its attribute {name!r} {problem}: delete it")
         payload.update(found)
         return Object(type_name, payload)
 
@@ -433,9 +426,9 @@ def dataclass_encoder(cls: type, refuse: Refuse) -> Encoder | None:
 
 def _dataclass_decoder(arguments: dict[str, Any]) -> Decoder:
     check_arguments(arguments, "class")
-    cls = find_class(arguments.get("class"), object, "dataclass")
+    cls: type = find_class(arguments, object, "dataclass")
     if not dataclasses.is_dataclass(cls):
-        raise _other_program(f"the class {full_name(cls)} is not a dataclass here")
+        raise other_program(f"the class {full_name(cls)} is not a dataclass here")
     fields = {field.name for field in dataclasses.fields(cls)}
 
     def decode(payload: Any) -> Any:
@@ -450,26 +443,24 @@ def _dataclass_decoder(arguments: dict[str, Any]) -> Decoder:
     return decode
 
 
-def enum_encoder(cls: Any, refuse: Refuse) -> Encoder | None:
-    """The encoder for an enum: members by name; flags, which may be combined, by value."""
-    class_name = importable_name(cls)
-    if class_name is None:
-        return hidden_class(cls, refuse)
-    if issubclass(cls, enum.Flag):
-        flag = format_type_name("python.flag", **{"class": class_name})
-        return lambda value: Object(flag, int(value._value_))
-    member = format_type_name("python.enum", **{"class": class_name})
-    return lambda value: Object(member, value._name_)
+def enum_encoder(cls: Any) -> Encoder:
+    """The encoder for an enum. Flags are sent by value, because they combine; others by name."""
+    is_flag = issubclass(cls, enum.Flag)
+    name = "python.flag" if is_flag else "python.enum"
+    type_name = format_type_name(name, **{"class": importable_name(cls)})
+    if is_flag:
+        return lambda value: Object(type_name, int(value._value_))
+    return lambda value: Object(type_name, value._name_)
 
 
 def _enum_decoder(arguments: dict[str, Any]) -> Decoder:
     check_arguments(arguments, "class")
-    cls: Any = find_class(arguments.get("class"), enum.Enum, "enumeration")
+    cls = find_class(arguments, enum.Enum, "enumeration")
 
     def decode(payload: Any) -> Any:
         member = cls._member_map_.get(expect(payload, str))
         if member is None:
-            raise _other_program(f"{full_name(cls)} has no member {payload!r:.80} here")
+            raise other_program(f"{full_name(cls)} has no member {payload!r:.80} here")
         return member
 
     return decode
@@ -477,7 +468,7 @@ def _enum_decoder(arguments: dict[str, Any]) -> Decoder:
 
 def _flag_decoder(arguments: dict[str, Any]) -> Decoder:
     check_arguments(arguments, "class")
-    cls: Any = find_class(arguments.get("class"), enum.Flag, "flag")
+    cls = find_class(arguments, enum.Flag, "flag")
     return lambda payload: cls(expect(payload, int))
 
 
@@ -512,7 +503,7 @@ def _deque_decoder(arguments: dict[str, Any]) -> Decoder:
     return lambda payload: deque(expect(payload, list), maxlen)
 
 
-#: By exact type. The core reads strings, except those with lone surrogates.
+#: Encoders by exact type. The core itself reads strings without lone surrogates.
 ENCODERS: dict[type, Encoder] = {
     deque: lambda value: Object(format_type_name("python.deque", maxlen=value.maxlen), list(value)),
     range: lambda value: Object("python.range", (value.start, value.stop, value.step)),

@@ -1,7 +1,7 @@
 """The exceptions: one class per status of the library, grouped by what the caller can do next.
 
-Every error has ``rank`` (the rank that it is about, or None), ``path`` (of the value that it is
-about, or None) and ``status`` (the name in docs/errors.md).
+Every error has ``rank`` (the rank concerned, or None), ``path`` (the path of the value concerned,
+or None) and ``status`` (the name of the status in docs/errors.md).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Error(Exception):
         self.rank = rank
         self.path = path
         self.errno: int | None = errno
-        #: After a send: the outcome per destination.
+        #: After a send: one outcome per destination.
         self.outcomes: Sequence[Outcome] = ()
-        #: After a receive: its statistics so far.
+        #: After a receive: its statistics until the failure.
         self.stats: Stats | None = None
-        #: After a receive in place that failed in the middle: the paths of the tensors that are
-        #: "complete", "partial" or "untouched".
+        #: After a receive in place that failed in the middle: the paths of the tensors, in three
+        #: lists with the keys "complete", "partial" and "untouched".
         self.report: Mapping[str, Sequence[str]] | None = None
 
     def __init_subclass__(cls, status: str = "") -> None:
@@ -51,19 +51,19 @@ class Error(Exception):
 
 
 class InvalidArgument(Error, ValueError, status="INVALID_ARGUMENT"):
-    """The call is wrong. Change it and call again."""
+    """An argument is not valid, or the call is not allowed now. Correct the call."""
 
 
 class Unsupported(Error, TypeError, status="UNSUPPORTED"):
-    """This build or machine does not support it, or values of this type cannot be sent."""
+    """This build or machine lacks a feature, or a value of this type cannot be sent."""
 
 
 class NotFound(Error, LookupError, status="NOT_FOUND"):
-    """Nothing is at that path or key."""
+    """There is no value at this path or key."""
 
 
 class DuplicateKey(Error, ValueError, status="DUPLICATE_KEY"):
-    """The dict already has that key."""
+    """The dict already has this key."""
 
 
 class BadPath(Error, ValueError, status="BAD_PATH"):
@@ -71,7 +71,7 @@ class BadPath(Error, ValueError, status="BAD_PATH"):
 
 
 class Mismatch(Error, ValueError, status="MISMATCH"):
-    """Source and target differ. Nothing was changed."""
+    """The two sides do not match, for example their states or steps. Nothing was changed."""
 
 
 class NoMemory(Error, MemoryError, status="NO_MEMORY"):
@@ -79,11 +79,11 @@ class NoMemory(Error, MemoryError, status="NO_MEMORY"):
 
 
 class SystemFailure(Error, OSError, status="SYSTEM"):
-    """A system call failed; ``errno`` says how."""
+    """A system call failed; ``errno`` has the error number."""
 
 
 class BadBytes(Error):
-    """Bytes from outside are bad. Request them again, or from another rank."""
+    """Received bytes are not valid. Request them again, or from another rank."""
 
 
 class Truncated(BadBytes, status="TRUNCATED"):
@@ -99,15 +99,15 @@ class NotCanonical(BadBytes, status="NOT_CANONICAL"):
 
 
 class BadVersion(BadBytes, status="BAD_VERSION"):
-    """A version wrote them that this one cannot read."""
+    """The bytes were written by a version of Wherry that this one cannot read."""
 
 
 class LimitExceeded(BadBytes, status="LIMIT"):
-    """The bytes claim more than the limits allow."""
+    """A size in the bytes is above a limit."""
 
 
 class OutOfBounds(BadBytes, status="OUT_OF_BOUNDS"):
-    """A range is outside of its storage or tensor."""
+    """A range in the bytes is outside its storage or tensor."""
 
 
 class RepeatedKey(BadBytes, status="REPEATED_KEY"):
@@ -115,23 +115,23 @@ class RepeatedKey(BadBytes, status="REPEATED_KEY"):
 
 
 class TrailingBytes(BadBytes, status="TRAILING_BYTES"):
-    """There are bytes after the end."""
+    """There are extra bytes after the end of the data."""
 
 
 class Corrupt(BadBytes, status="CORRUPT"):
-    """Bytes arrived damaged several times."""
+    """The same bytes arrived damaged several times."""
 
 
 class PeerError(Error, ConnectionError):
-    """Another rank, or the connection to it, failed. Go on with the others, or wait for it."""
+    """Another rank, or the connection to it, failed. Continue with the other ranks, or retry."""
 
 
 class Refused(PeerError, status="REFUSED"):
-    """The other side refused."""
+    """The other side refused the request or the connection."""
 
 
 class BadSecret(PeerError, status="BAD_SECRET"):
-    """The secrets differ."""
+    """The two sides have different secrets."""
 
 
 class PeerLost(PeerError, status="PEER_LOST"):
@@ -139,15 +139,15 @@ class PeerLost(PeerError, status="PEER_LOST"):
 
 
 class Revoked(PeerError, status="REVOKED"):
-    """The source withdrew its state: what was received is not valid."""
+    """The source withdrew its state during the transfer. The received data is not valid."""
 
 
 class Aborted(PeerError, status="ABORTED"):
-    """The other side gave up."""
+    """The other side ended the transfer."""
 
 
 class Timeout(Error, TimeoutError, status="TIMED_OUT"):
-    """There was no answer in time."""
+    """The time limit passed before the call was done."""
 
 
 class Cancelled(Error, status="CANCELLED"):
@@ -155,19 +155,23 @@ class Cancelled(Error, status="CANCELLED"):
 
 
 class Closed(Error, status="CLOSED"):
-    """The group or transport was closed, or another process took over the rank."""
+    """The group or transport is closed, or another process has taken this process's rank."""
 
 
 class InternalError(Error, RuntimeError, status="INTERNAL"):
-    """A bug in Wherry. Report it, with the message."""
+    """A bug in Wherry. Please report it, with the message."""
 
 
 _BY_VALUE = {value: _BY_STATUS.get(name, Error) for name, value, _, _ in _core.STATUSES}
 
 
+def class_of(status: int) -> type[Error]:
+    """The class for a value of wherry_status in the C headers."""
+    return _BY_VALUE.get(status, InternalError)
+
+
 def _make(status: int, message: str, rank: int | None, path: str | None, errno: int) -> Error:
-    cls = _BY_VALUE.get(status, InternalError)
-    return cls(message, rank=rank, path=path, errno=errno)
+    return class_of(status)(message, rank=rank, path=path, errno=errno)
 
 
 _core.set_error_class(_make)

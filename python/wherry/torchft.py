@@ -4,9 +4,9 @@
 
     manager = torchft.Manager(..., checkpoint_transport=Transport(timeout=timedelta(seconds=60)))
 
-A source listens at a port and serves its state in the background. torchft hands the
-source's ticket (:meth:`Transport.metadata`) to the replicas that need it. torchft is optional: if
-it is installed, the class is a subclass of its CheckpointTransport.
+A source listens at a port and serves its state in the background. torchft passes the source's
+ticket (:meth:`Transport.metadata`) to the replicas that need it. torchft is optional: if it is
+installed, Transport is a subclass of its CheckpointTransport.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from wherry._transfer import (
     Stats,
     check_callback,
     log_received,
-    reporting,
+    receive,
     to_seconds,
     transfer_options,
 )
@@ -44,8 +44,8 @@ logger = logging.getLogger("wherry")
 
 T = TypeVar("T")
 
-#: Slots of a listener, which are ranks to the library. The source has 0, a receiver takes any other
-#: at random.
+#: The number of slots of a listener. In the library's terms, slots are ranks. The source has slot
+#: 0, and each receiver picks one of the others at random.
 _SLOTS = 4096
 _SOURCE = 0
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 else:
 
     def _find_base() -> type:
-        """torchft's class if torchft is installed, else an empty one."""
+        """torchft's CheckpointTransport if torchft is installed, else an empty class."""
         try:
             from torchft.checkpointing.transport import CheckpointTransport
 
@@ -65,7 +65,7 @@ else:
         except Exception as error:
             if not isinstance(error, ModuleNotFoundError) or error.name != "torchft":
                 logger.warning(
-                    "torchft is installed but cannot be imported, and is not used: %s", error
+                    "torchft is installed, but importing it failed, so it is not used: %s", error
                 )
 
         class CheckpointTransport(Generic[T]):
@@ -77,7 +77,7 @@ else:
 
 
 def _own_host() -> str:
-    """The address at which other replicas reach this process, on the route to the lighthouse."""
+    """The address at which other replicas reach this process: on the route to the lighthouse."""
     given = os.environ.get("TORCHFT_LIGHTHOUSE", "")
     lighthouse = urlsplit(given if "://" in given else f"//{given}").hostname
     if lighthouse is not None and is_loopback(lighthouse):
@@ -89,14 +89,11 @@ def _own_host() -> str:
 
 
 class _Resources:
-    """What a transport has open.
-
-    A separate object, so that the transport's finalizer can close it.
-    """
+    """The listener and the server of a transport. The transport's finalizer closes them."""
 
     def __init__(self, host: str | None) -> None:
         self._host = host
-        self._lock = threading.Lock()  # for the listener
+        self._lock = threading.Lock()  # protects the listener
         self.serving = threading.RLock()  # held while a server starts or ends
         self._listener: Listener | None = None
         self.server: Server | None = None
@@ -106,8 +103,8 @@ class _Resources:
     def listener(self) -> Listener:
         with self._lock:
             if self._closed:
-                raise Closed("this transport was shut down: make another")
-            if self._process != os.getpid():  # this is a fork, and everything here is its parent's
+                raise Closed("this transport was shut down: create a new one")
+            if self._process != os.getpid():  # a forked child must not use its parent's listener
                 self._process, self._listener, self.server = os.getpid(), None, None
             if self._listener is None:
                 self._listener = Listener(self._host or _own_host(), _SOURCE, _SLOTS)
@@ -136,11 +133,11 @@ class Transport(_Base[T]):
     """Sends and receives checkpoints for torchft's Manager.
 
     ``timeout`` (a timedelta or seconds) is how long :meth:`disallow_checkpoint` waits for running
-    transfers. With ``state_dict``, a function that returns a state dict, states are received in
-    place, into its tensors. New tensors arrive on the host, unless ``new_device`` names another
-    device; with ``state_dict``, CUDA tensors that the target lacks arrive on ``device``. ``host``
-    is the address at which the other replicas reach this process. The other options are those of
-    ``wherry.torch.PGTransport``.
+    transfers. ``state_dict`` is a function that returns a state dict. If it is given, states are
+    received in place, into the tensors of that dict. New tensors arrive on the host, or on
+    ``new_device`` if it is given. With ``state_dict`` but without ``new_device``, CUDA tensors that
+    the dict lacks arrive on ``device``. ``host`` is the address at which the other replicas reach
+    this process. The other options are those of ``wherry.torch.PGTransport``.
     """
 
     def __init__(
@@ -172,29 +169,26 @@ class Transport(_Base[T]):
         self._device_mesh = device_mesh
         self._resources = _Resources(host)
         self._finalizer = weakref.finalize(self, self._resources.close)
-        #: The figures of the last receive.
+        #: The statistics of the last successful receive.
         self.last_stats: Stats | None = None
 
     def metadata(self) -> str:
         """The ticket with which a receiver reaches this process.
 
-        torchft hands it on, and writes it to its log.
-
-        Anyone who reads a ticket can fetch the states that are offered, unless WHERRY_SECRET or
-        WHERRY_SECRET_FILE is set: then the ticket has no secret, and receivers need the same one in
-        their environment.
+        torchft passes it to the receivers and also logs it. Anyone who reads the ticket can receive
+        the offered states. To prevent that, set WHERRY_SECRET or WHERRY_SECRET_FILE on all
+        replicas: then the ticket contains no secret.
         """
         return self._resources.listener().ticket.text()
 
     def send_checkpoint(
         self, dst_ranks: Iterable[int], step: int, state_dict: T, timeout: Duration
     ) -> None:
-        """Offers a state and returns at once.
+        """Offers a state and returns immediately.
 
-        It is served in the background until :meth:`disallow_checkpoint`.
-
-        The state and its tensors must not change until that has returned. A receiver that asks for
-        another step gets an error. A second call ends the first offer.
+        The state is served in the background until :meth:`disallow_checkpoint`. The state and its
+        tensors must not change until that call has returned. A receiver that requests another step
+        gets an error. A second call ends the first offer.
         """
         options = transfer_options(
             step=step, mesh_rank=_mesh_rank(), keep_open=self._keep_open, **self._options
@@ -210,55 +204,46 @@ class Transport(_Base[T]):
         logger.info("offering step %d to %s", step, sorted(dst_ranks))
 
     def disallow_checkpoint(self) -> None:
-        """Ends the offer. When this has returned, nobody reads the state, and it may change.
+        """Ends the offer. When this has returned, the state may change.
 
-        Running transfers get ``timeout`` to finish. After that they are revoked, and fail at the
-        receiver.
+        Running transfers get ``timeout`` to finish. Those still running are then cancelled, and the
+        receivers get an error.
         """
         self._resources.end_server()
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: Duration) -> T:
-        """Fetches the state of a step from the process that gave this :meth:`metadata`.
+        """Receives the state of a step from the process whose :meth:`metadata` is given.
 
-        Waits until that process serves the step.
-
-        Raises wherry.Timeout, also if that process is gone; wherry.Mismatch if it offers another
-        step.
+        Waits until that process serves a state. Raises wherry.Timeout if the process serves no
+        state in time or has exited, and wherry.Mismatch if it serves another step.
         """
         deadline = Deadline(timeout)
         with _about(src_rank, step):
             ticket = _read_ticket(metadata)
         codec = codec_for(self._allow_pickle, device_mesh=self._device_mesh)
         codec.new_on(self._new_device, None if self._state_dict is None else self._device)
-        aim = codec.for_target()
-        target = None if self._state_dict is None else _core.build(self._state_dict(), aim)
-        options = transfer_options(
-            step=step,
-            new=target is not None,
-            any_device=True,
-            mesh_rank=_mesh_rank(),
-            **self._options,
-        )
-        options["stream"] = codec.stream(target.cuda_devices() if target else ())
-        with reporting(self._progress, "from") as report, _about(src_rank, step):
-            options["progress"] = report
-            value: T
-            value, self.last_stats = _fetch(ticket, target, codec, options, deadline)
-        aim.bring_back()
-        log_received(src_rank, self.last_stats)
+        options = transfer_options(step=step, mesh_rank=_mesh_rank(), **self._options)
+
+        def fetch(target: _core.State | None, options: dict[str, Any]) -> tuple[Any, Stats]:
+            with _about(src_rank, step):
+                return _fetch(ticket, target, codec, options, deadline)
+
+        value: T
+        value, self.last_stats = receive(fetch, codec, self._state_dict, options, self._progress)
+        log_received([src_rank], self.last_stats)
         return value
 
     def shutdown(self, wait: bool = True) -> None:
-        """Closes the transport.
+        """Closes the transport. Safe to call twice.
 
-        With ``wait``, running transfers get ``timeout`` to finish. Safe to call twice.
+        If ``wait`` is true, running transfers get ``timeout`` to finish.
         """
         self._resources.close(patiently=wait)
 
 
 @contextlib.contextmanager
 def _about(src_rank: int, step: int) -> Iterator[None]:
-    """Names the replica in every error: the library knows it only by its slot."""
+    """Adds the replica and the step to errors, because the library knows only the slot."""
     try:
         yield
     except Error as error:
@@ -272,7 +257,8 @@ def _read_ticket(metadata: str) -> Ticket:
     ticket = Ticket.read(metadata)
     if ticket.rank != _SOURCE or ticket.size < 2:
         raise InvalidArgument(
-            "this metadata is from another kind of transport: pass that of wherry.torchft.Transport"
+            "this metadata is from another kind of transport: pass the result of metadata() of a "
+            "wherry.torchft.Transport"
         )
     return ticket
 
@@ -284,33 +270,30 @@ def _fetch(
     options: dict[str, Any],
     deadline: Deadline,
 ) -> tuple[Any, Stats]:
-    """Receives under a random slot.
-
-    If another client takes the same slot, this one is fenced and takes another.
-    """
+    """Receives through a random slot. If another client takes that slot, tries another one."""
     while True:
         slot = secrets.randbelow(ticket.size - 1) + 1
         try:
             connection = connect(ticket, slot, deadline.slice_ms())
             try:
                 options["timeout_ms"] = deadline.left_ms
-                return connection.recv(_SOURCE, target, codec, options)
+                return connection.recv([_SOURCE], target, codec, options)
             finally:
                 connection.close()
         except Error as error:
             if isinstance(error, Closed) and not deadline.passed:
                 continue
-            if isinstance(error, Timeout):
+            if isinstance(error, Timeout) and deadline.passed:
                 error.message = (
-                    f"timed out after {deadline.seconds:g} s, and the replica has not served this "
-                    f"step: {error.message}"
+                    f"timed out after {deadline.seconds:g} s, before this step was received: "
+                    f"{error.message}"
                 )
-            error.message += f" (rank {_SOURCE} is the replica, rank {slot} this process)"
+            error.message += f" (rank {_SOURCE} is the replica, rank {slot} is this process)"
             raise
 
 
 def _mesh_rank() -> int:
-    """The rank of this process in torch's default group, as meshes name it; 0 without one."""
+    """The rank of this process in torch's default group, as meshes use it; 0 without a group."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 0

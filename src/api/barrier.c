@@ -7,10 +7,8 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "group/group_timing.h"
 #include "group/mailbox.h"
-
-/** After this long without a message, check whether a rank was lost. */
-enum { QUIET_MS = 20 };
 
 /** One call of wherry_group_barrier. */
 typedef struct barrier {
@@ -18,12 +16,16 @@ typedef struct barrier {
     wh_group *inner;
     uint64_t number;
     wh_deadline deadline;
-    /** Per rank: the incarnation that was told that this rank has arrived; 0: none. */
+    /**
+     * Per other rank: the incarnation to which this process has reported its arrival; 0 if there is
+     * none.
+     */
     uint64_t *told;
 } barrier;
 
 /**
- * True if a rank has arrived: its current incarnation, or one that arrived and was lost afterwards.
+ * True if a rank has arrived: if its current incarnation has arrived, or if an incarnation arrived
+ * and was lost afterwards.
  */
 static bool has_come(const barrier *b, int32_t rank) {
     const wh_barrier_mark *mark = b->group->marks + rank;
@@ -53,8 +55,8 @@ static wherry_status fail_absent(const barrier *b, int32_t rank, wherry_error *e
 }
 
 /**
- * Tells a rank that this one has arrived. The incarnation is read before the message is sent, so a
- * later incarnation is told again.
+ * Tells a rank that this one has arrived. The incarnation is read before the message is sent. So if
+ * the rank restarts meanwhile, its new incarnation is told again.
  */
 static wherry_status tell(const barrier *b, int32_t rank, wherry_error *error) {
     uint8_t bytes[8];
@@ -62,15 +64,15 @@ static wherry_status tell(const barrier *b, int32_t rank, wherry_error *error) {
     b->told[rank] = wh_mailbox_incarnation(b->inner->mailbox, rank);
     wh_deadline deadline = b->told[rank] ? b->deadline : wh_deadline_in_ms(0);
     wherry_status status = wh_group_send(b->inner, rank, WH_TAG_BARRIER, bytes, sizeof(bytes), deadline, error);
-    /* it is told when it joins */
+    /* A rank that has not joined yet is told when it joins. */
     return status == WHERRY_TIMED_OUT && !b->told[rank] ? WHERRY_OK : status;
 }
 
 /**
- * Tells all ranks that were not told yet. It does not wait for a rank that has not joined, because
- * another rank could be lost in the meantime. A lost rank is not an error yet: it may have arrived
- * before.
- * @return the first other error, after all ranks were tried.
+ * Tells all ranks that were not told yet. Does not wait for a rank that has not joined, because
+ * another rank could be lost in the meantime. A lost rank is not an error here, because it may have
+ * arrived before it was lost.
+ * @return WHERRY_OK, or the first error other than WHERRY_PEER_LOST, after trying all ranks.
  */
 static wherry_status tell_all(const barrier *b, wherry_error *error) {
     wherry_status first = WHERRY_OK;
@@ -138,8 +140,8 @@ static wherry_status wait_for_all(const barrier *b, wherry_error *error) {
         wh_message message;
         wherry_error latest;
         bool late = wh_deadline_passed(b->deadline);
-        wh_deadline quiet = wh_deadline_earlier(b->deadline, wh_deadline_in_ms(QUIET_MS));
-        status = wh_group_receive(b->inner, WH_ANY_RANK, WH_TAG_BARRIER, quiet, &message, &latest);
+        wh_deadline quiet = wh_deadline_earlier(b->deadline, wh_deadline_in_ms(WH_BARRIER_QUIET_MS));
+        status = wh_group_receive(b->inner, WHERRY_ANY_RANK, WH_TAG_BARRIER, quiet, &message, &latest);
         if (status == WHERRY_OK) {
             note(b, &message);
         } else if (status == WHERRY_TIMED_OUT) {
@@ -165,7 +167,7 @@ wherry_status wherry_group_barrier(wherry_group *group, uint64_t number, uint32_
     WH_TRY(wh_group_permit(group->inner, error));
     if (atomic_flag_test_and_set(&group->in_barrier)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "another thread is in a barrier of this group; only one thread may be");
+                       "another thread is already in a barrier of this group; wait until it has finished");
     }
     wh_group *inner = group->inner;
     barrier b = {group, inner, number, wh_deadline_in_ms(timeout_ms), NULL};

@@ -33,7 +33,7 @@ wherry_status wh_group_wrap(wh_group *inner, wherry_group **group_p, wherry_erro
     return WHERRY_OK;
 }
 
-/** As wh_group_wrap, but leaves the group on failure. */
+/** Like wh_group_wrap, but leaves the group on failure. */
 static wherry_status wrap_or_leave(wh_group *inner, wherry_group **group_p, wherry_error *error) {
     wherry_status status = wh_group_wrap(inner, group_p, error);
     if (status != WHERRY_OK) {
@@ -46,8 +46,8 @@ static wherry_status check_options(const wherry_group_options *options, wherry_e
     if (options->reserved || options->allow_insecure > 1 || (options->flags & ~(uint32_t)WHERRY_JOIN_FLAGS)) {
         return wh_fail(
             error, WHERRY_INVALID_ARGUMENT,
-            "allow_insecure must be 0 or 1, reserved 0, and flags bits of WHERRY_JOIN_*; initialize the options with "
-            "wherry_group_options_init");
+            "allow_insecure must be 0 or 1, reserved must be 0, and flags may have only the bits of WHERRY_JOIN_*; "
+            "initialize the options with wherry_group_options_init");
     }
     if (!options->secret != !options->secret_size || options->secret_size > WH_HELLO_SECRET_MAX) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
@@ -55,11 +55,10 @@ static wherry_status check_options(const wherry_group_options *options, wherry_e
                        WH_HELLO_SECRET_MAX, options->secret_size);
     }
     if (!options->heartbeat_ms || options->dead_after_ms <= options->heartbeat_ms) {
-        return wh_fail(
-            error, WHERRY_INVALID_ARGUMENT,
-            "with a heartbeat every %u ms, a rank cannot be dead after %u ms; heartbeat_ms must be above 0, and "
-            "dead_after_ms several times as large",
-            (unsigned)options->heartbeat_ms, (unsigned)options->dead_after_ms);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "heartbeat_ms is %u and dead_after_ms is %u; heartbeat_ms must be above 0, and dead_after_ms "
+                       "must be larger than heartbeat_ms, preferably several times as large",
+                       (unsigned)options->heartbeat_ms, (unsigned)options->dead_after_ms);
     }
     return WHERRY_OK;
 }

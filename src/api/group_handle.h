@@ -1,4 +1,4 @@
-/** @file group_handle.h  What is behind a wherry_group. */
+/** @file group_handle.h  The struct behind a wherry_group. */
 #ifndef WH_API_GROUP_HANDLE_H
 #define WH_API_GROUP_HANDLE_H
 
@@ -9,17 +9,17 @@
 #include "group/group.h"
 
 /**
- * The tags of a group. Tags below WH_TAG_PROGRAM belong to the library. Tags with the bit
- * WH_TAG_CONVERSATION belong to transfers.
+ * The tags of messages in a group. Tags below WH_TAG_PROGRAM belong to the library. Tags with the
+ * bit WH_TAG_CONVERSATION belong to transfers.
  */
-/** Plus the tag of a message of wherry_group_send. */
+/** Messages of wherry_group_send. The tag that the program chose is added to this number. */
 #define WH_TAG_PROGRAM (UINT64_C(1) << 32)
-/** Messages of wherry_group_barrier: the number, 8 bytes. */
+/** Messages of wherry_group_barrier. Each contains the number of the barrier, as 8 bytes. */
 #define WH_TAG_BARRIER (UINT64_C(2) << 32)
 
-/** The last barrier that a rank has reached, as it said itself. */
+/** The last barrier that a rank has reported as reached. */
 typedef struct wh_barrier_mark {
-    uint64_t incarnation; /**< The incarnation that said it; 0: none. */
+    uint64_t incarnation; /**< The incarnation that reported it; 0 if none did. */
     uint64_t number;
 } wh_barrier_mark;
 
@@ -29,7 +29,7 @@ struct wherry_group {
     wh_barrier_mark marks[];
 };
 
-/** The group behind the handle. It lives as long as the handle. */
+/** Returns the group behind the handle. The group exists as long as the handle. */
 static inline wh_group *wh_group_of(const wherry_group *group) {
     return group->inner;
 }

@@ -11,9 +11,10 @@
 /*
  * ---- the default allocator ----
  *
- * malloc with two additions, because touching memory for the first time costs more than all the
- * work done in it. A freed large block is cached for the next allocation, up to a limit, instead of
- * being returned to the system. Very large blocks ask for huge pages.
+ * This is malloc with two additions, because the first access to new memory often costs more than
+ * the work done in it. First, a freed large block is cached for the next allocation, up to a limit,
+ * instead of being returned to the system. Second, very large blocks are placed on huge pages if
+ * the system has them.
  */
 enum { CACHED_FROM = 64 << 10, CACHED_BYTES_MAX = 32 << 20, HUGE_FROM = 4 << 20, HUGE_PAGE = 2 << 20 };
 
@@ -22,14 +23,14 @@ typedef struct cached_block {
 } cached_block;
 
 /*
- * Only used with trylock: a child of fork() may inherit it locked forever, and then works without
- * the cache.
+ * Always taken with trylock. If another thread holds this lock during a fork(), the lock stays
+ * locked in the child forever. Such a child works without the cache.
  */
 static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
 static cached_block *cached_blocks;
 static size_t cached_bytes;
 
-/* Under a sanitizer nothing is cached, so that it sees a use after free. */
+/* Nothing is cached under a sanitizer, so that the sanitizer can detect a use after free. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define CACHE_BLOCKS false
 #elif defined(__has_feature)
@@ -57,7 +58,7 @@ static void *take_cached(size_t size) {
     return found;
 }
 
-/** @return false if the cache is full. */
+/** Tries to put a freed block into the cache. @return false if the caller must free the block. */
 static bool cache(void *memory, size_t usable) {
     if (!CACHE_BLOCKS || pthread_mutex_trylock(&cache_lock) != 0) {
         return false;
@@ -197,7 +198,7 @@ void wh_leak(void *memory) {
         struct leaked *next;
         void *memory;
     } leaked;
-    static _Atomic(leaked *) all; /* reachable, so that a leak checker stays quiet */
+    static _Atomic(leaked *) all;
     leaked *one = memory ? wh_alloc(sizeof(*one)) : NULL;
     if (one) {
         *one = (leaked){atomic_load(&all), memory};
@@ -208,20 +209,31 @@ void wh_leak(void *memory) {
 
 /* ---- pools ---- */
 
-/** Blocks grow up to BLOCK_MAX. An object above a quarter of it is a separate allocation. */
+/**
+ * Each block of a pool is twice as large as the block before it, until BLOCK_MAX is reached.
+ * wh_pool_reserve allocates at most RESERVE_MAX. An object larger than a quarter of BLOCK_MAX is a
+ * separate allocation.
+ */
 enum { BLOCK_MIN = 1 << 10, BLOCK_MAX = 64 << 10, RESERVE_MAX = 256 << 20, ALIGNMENT = 8 };
 
-/** Block size of the shared pool: one long-lived object keeps at most this much alive. */
+/**
+ * Block size of the shared pool. A single long-lived object keeps at most this much memory
+ * allocated. An object larger than a quarter of it is a separate allocation.
+ */
 enum { SHARED_BLOCK = 16 << 10 };
 
 /**
- * The count of a block starts at OPEN, so that no release is the last while the pool still
- * allocates from the block. wh_pool_close corrects it to the real number of objects.
+ * The user count of a block starts at OPEN, so that releasing objects cannot free the block while
+ * the pool still allocates from it. wh_pool_close corrects the count to the real number of objects.
  */
 #define OPEN (SIZE_MAX / 2)
 
 struct wh_pool_block {
-    atomic_size_t users; /**< Objects that are not released yet. */
+    /**
+     * Number of objects that are not released yet. While the pool allocates from the block: OPEN
+     * minus the number of released objects.
+     */
+    atomic_size_t users;
 };
 
 static void leave_block(wh_pool_block *block, size_t users) {
@@ -260,7 +272,7 @@ static bool has_room(const wh_pool *pool, size_t size) {
     return pool->block && round_up(size) <= pool->size - pool->used;
 }
 
-/** Cuts an object from a block that has room. */
+/** Takes an object from the current block, which must have room. */
 static void *cut(wh_pool *pool, size_t size, uint32_t *offset_p) {
     pool->objects++;
     *offset_p = (uint32_t)pool->used;
@@ -269,7 +281,7 @@ static void *cut(wh_pool *pool, size_t size, uint32_t *offset_p) {
     return object;
 }
 
-/* Only used with trylock, as cache_lock. */
+/* Always taken with trylock, for the same reason as cache_lock. */
 static pthread_mutex_t shared_lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_pool shared_pool;
 
@@ -313,7 +325,7 @@ void wh_pool_free(void *object, uint32_t offset) {
 
 void wherry_allocator_set(const wherry_allocator *allocator) {
     if (pthread_mutex_trylock(&shared_lock) == 0) {
-        wh_pool_close(&shared_pool); /* its block belongs to the allocator that is replaced */
+        wh_pool_close(&shared_pool); /* the old allocator must free the pool's block */
         pthread_mutex_unlock(&shared_lock);
     }
     current = allocator ? *allocator : default_allocator;

@@ -1,15 +1,16 @@
 /**
- * @file alloc.h  The library's only way to allocate memory (wherry_allocator_set replaces it), and
- * pools.
+ * @file alloc.h  Allocating memory, and pools. The library allocates its data structures here;
+ * wherry_allocator_set replaces the allocator.
  *
- * A pool cuts many small objects from few allocations. Each object is still released on its own: it
- * records how far it lies from the start of its block, and a block is freed with its last object.
- * Decoding builds tens of thousands of values at once; without a pool, half of its time would go
- * into the allocator.
+ * A pool places many small objects in a few large blocks. Each object is still released separately:
+ * it stores its offset from the start of its block, and a block is freed with its last object.
+ * Decoding creates tens of thousands of values at once. Without a pool, it would spend half of its
+ * time in the allocator.
  *
- * Values that a program creates one by one come from a pool that all threads share. Otherwise a
- * program that allocates each tensor's memory before it describes the tensor would spread its
- * values over as many pages as it has tensors, and every walk over them would miss the cache.
+ * Values that a program creates one by one come from a pool that all threads share, so they are
+ * close together in memory. Many programs allocate the memory of a tensor and then create its
+ * value. Without the pool, each value would be on a different page, and almost every access to a
+ * value would be a cache miss.
  */
 #ifndef WH_BASE_ALLOC_H
 #define WH_BASE_ALLOC_H
@@ -22,40 +23,57 @@
 
 #include "base/shared.h"
 
-/** @return size bytes, or NULL. With size 0, the result is still a pointer to release. */
+/**
+ * Allocates memory. @return size bytes; NULL if out of memory. With size 0, the result is still a
+ * pointer that must be freed.
+ */
 WH_SHARED void *wh_alloc(size_t size);
 
-/** @return count elements of size bytes; NULL if out of memory, or if the product overflows. */
+/**
+ * Allocates an array. @return count elements of size bytes; NULL if out of memory, or if the
+ * product overflows.
+ */
 WH_SHARED void *wh_alloc_array(size_t count, size_t size);
 
-/** wh_alloc_array, zeroed. */
+/** Like wh_alloc_array, but filled with zeros. */
 WH_SHARED void *wh_alloc_zeroed(size_t count, size_t size);
 
-/** memory may be NULL. */
+/**
+ * Frees memory that a function of this file returned, except an object of a pool. memory may be
+ * NULL.
+ */
 WH_SHARED void wh_free(void *memory);
 
 /** @return a copy of size bytes, followed by a zero byte; NULL if out of memory. */
 WH_SHARED char *wh_copy_text(const char *text, size_t size);
 
 /**
- * Makes room for one more element in a growing array. The capacity at least doubles.
+ * Makes room for one more element in an array of `count` elements. If there is no room, the
+ * capacity is doubled until there is. It becomes at least 4.
  * @return false if out of memory; the array is unchanged.
  */
 WH_SHARED bool wh_grow(void **array, size_t *capacity, size_t count, size_t size);
 
-/** Makes room for exactly count elements in total, if there is less. @return as wh_grow. */
+/**
+ * Makes room for exactly count elements in total, unless there is room already. @return false if
+ * out of memory; the array is unchanged.
+ */
 bool wh_reserve(void **array, size_t *capacity, size_t count, size_t size);
 
-/** wh_reserve for a typed array. */
+/** Calls wh_reserve for a typed array. */
 #define WH_RESERVE(array, capacity, count) wh_reserve((void **)&(array), &(capacity), (count), sizeof(*(array)))
 
-/** wh_grow for a typed array. Calls a function only if there is no room; evaluates count twice. */
+/**
+ * Makes room for one more element in a typed array. Calls wh_grow only if there is no room.
+ * Evaluates count twice.
+ */
 #define WH_GROW(array, capacity, count)                                                                                \
     (((count) < (capacity) && (array)) || wh_grow((void **)&(array), &(capacity), (count), sizeof(*(array))))
 
 /**
- * Gives up memory that somebody else may still write to: it is never freed. A leak checker still
- * finds it. The caller must not free it either. memory may be NULL. Any thread.
+ * Gives up memory that others, such as MPI, may still write to. It is never freed, and the caller
+ * must not free it either. A list keeps it reachable, so that a leak checker does not report it.
+ * memory may be NULL. Any thread may call this.
  */
 void wh_leak(void *memory);
 
@@ -64,33 +82,40 @@ bool wh_alloc_may_cache(void);
 
 typedef struct wh_pool_block wh_pool_block;
 
-/** A pool; starts as {0}. One thread at a time allocates; any thread releases objects. */
+/**
+ * A pool. Initialize it with {0}. Only one thread at a time may allocate from it, but any thread
+ * may release objects.
+ */
 typedef struct wh_pool {
-    wh_pool_block *block; /**< The current block, which the pool keeps alive. */
+    /** The block that the pool allocates from. The pool keeps it allocated. */
+    wh_pool_block *block;
     size_t used;
     size_t size;
-    size_t objects; /**< Allocated from the current block. */
+    size_t objects; /**< Number of objects allocated from the current block. */
 } wh_pool;
 
 /**
- * Starts with a block of about `size` bytes, if many objects are expected.
+ * Allocates a block of `size` bytes in advance, but at most 256 MiB. Call this if many objects are
+ * expected. Does nothing if `size` is at most 1 KiB.
  * @return false if out of memory.
  */
 bool wh_pool_reserve(wh_pool *pool, size_t size);
 
 /**
  * Allocates an object, aligned for pointers and 64-bit numbers.
- * @param pool      NULL: the shared pool. If another thread is using it, or the allocator is not
- *                  the default, the object is a separate allocation.
- * @param offset_p  to pass to wh_pool_free; 0 for a separate allocation.
- * @return NULL if out of memory.
+ * @param pool      NULL for the shared pool.
+ * @param offset_p  a number that must be passed to wh_pool_free. It is 0 if the object is a
+ *                  separate allocation. That is the case if the object is large. For the shared
+ *                  pool, it is also the case if another thread is using the pool, or if
+ *                  wh_alloc_may_cache is false.
+ * @return the object; NULL if out of memory.
  */
 void *wh_pool_alloc(wh_pool *pool, size_t size, uint32_t *offset_p);
 
-/** Releases an object. Any thread. */
+/** Releases an object. Any thread may call this. offset is the number from wh_pool_alloc. */
 void wh_pool_free(void *object, uint32_t offset);
 
-/** Ends allocating from the pool. Its objects stay valid. */
+/** Stops allocating from the pool. Its objects stay valid. */
 void wh_pool_close(wh_pool *pool);
 
 #endif

@@ -1,6 +1,6 @@
 /**
- * @file bytes.h  Numbers as bytes, in a fixed order; reading them from what a peer sent, never past
- * its end.
+ * @file bytes.h  Numbers as bytes in a fixed byte order, and a cursor that reads bytes from a peer
+ * without reading past their end.
  */
 #ifndef WH_BASE_BYTES_H
 #define WH_BASE_BYTES_H
@@ -23,7 +23,7 @@ static inline double wh_bits_double(uint64_t bits) {
     return number;
 }
 
-/** @name Big endian, as the wire and Wherry's own files have it. */
+/** @name Big endian: used on the wire and in Wherry's own file format. */
 /** @{ */
 static inline void wh_store_be64(uint8_t bytes[8], uint64_t number) {
     number = htobe64(number);
@@ -46,7 +46,7 @@ static inline uint64_t wh_load_be64(const uint8_t bytes[8]) {
 }
 /** @} */
 
-/** @name Little endian, as safetensors has it. */
+/** @name Little endian: used in safetensors files. */
 /** @{ */
 static inline void wh_store_le64(uint8_t bytes[8], uint64_t number) {
     number = htole64(number);
@@ -60,7 +60,10 @@ static inline uint64_t wh_load_le64(const uint8_t bytes[8]) {
 }
 /** @} */
 
-/** Unread bytes. After a read past the end, `failed` stays set and every read returns 0. */
+/**
+ * Reads items from a buffer, one after the other. After an attempt to read past the end, `failed`
+ * stays set and every read returns 0 or NULL.
+ */
 typedef struct wh_cursor {
     const uint8_t *at;
     size_t left;
@@ -71,7 +74,7 @@ static inline wh_cursor wh_cursor_over(const void *bytes, size_t size) {
     return (wh_cursor){bytes, size, false};
 }
 
-/** The next bytes, borrowed; NULL if there are fewer. */
+/** Reads the next `size` bytes. @return the bytes, borrowed; NULL if fewer are left. */
 static inline const uint8_t *wh_cursor_bytes(wh_cursor *cursor, size_t size) {
     const uint8_t *bytes = cursor->at;
     if (cursor->failed || size > cursor->left) {
@@ -83,7 +86,7 @@ static inline const uint8_t *wh_cursor_bytes(wh_cursor *cursor, size_t size) {
     return bytes;
 }
 
-/** Copies the next bytes; nothing if there are fewer. */
+/** Reads the next `size` bytes into `to`. Copies nothing if fewer are left. */
 static inline void wh_cursor_copy(wh_cursor *cursor, void *to, size_t size) {
     const uint8_t *bytes = wh_cursor_bytes(cursor, size);
     if (bytes) {
@@ -91,7 +94,7 @@ static inline void wh_cursor_copy(wh_cursor *cursor, void *to, size_t size) {
     }
 }
 
-/** A big-endian number of `width` bytes, at most 8. */
+/** Reads a big-endian number of `width` bytes, at most 8. */
 static inline uint64_t wh_cursor_number(wh_cursor *cursor, size_t width) {
     const uint8_t *bytes = wh_cursor_bytes(cursor, width);
     uint64_t number = 0;
@@ -101,7 +104,10 @@ static inline uint64_t wh_cursor_number(wh_cursor *cursor, size_t width) {
     return number;
 }
 
-/** What wh_append_sized (text.h) wrote, borrowed; NULL if it is incomplete. */
+/**
+ * Reads bytes that wh_append_sized (text.h) has written. @return the bytes, borrowed; NULL if they
+ * are incomplete.
+ */
 static inline const uint8_t *wh_cursor_sized(wh_cursor *cursor, size_t width, size_t *size_p) {
     *size_p = (size_t)wh_cursor_number(cursor, width);
     const uint8_t *bytes = wh_cursor_bytes(cursor, *size_p);

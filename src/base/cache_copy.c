@@ -28,7 +28,8 @@ static void copy_lines(uint8_t *restrict to, const uint8_t *restrict from, size_
 }
 
 /**
- * Writes a full line per store. Some processors split smaller stores if two threads share a core.
+ * Writes a full cache line per store. Some processors split smaller non-temporal stores if two
+ * threads share a core.
  */
 __attribute__((target("avx512f"))) static void copy_lines_avx512(uint8_t *restrict to, const uint8_t *restrict from,
                                                                  size_t lines) {
@@ -69,11 +70,11 @@ void wh_copy_fence(void) {
 }
 
 /**
- * True if `rep movsb` copies whole lines (ERMS). cpuid may trap to a hypervisor, so it is asked
- * once.
+ * True if the processor copies whole cache lines with `rep movsb` (the feature ERMS). The answer of
+ * cpuid is stored, because cpuid may trap to a hypervisor.
  */
 static bool moves_lines(void) {
-    static atomic_int known; /* 0: not asked yet */
+    static atomic_int known; /* 0: cpuid was not executed yet */
     int answer = atomic_load_explicit(&known, memory_order_relaxed);
     if (answer == 0) {
         unsigned a = 0;
@@ -96,7 +97,7 @@ void wh_copy_into_cache(void *restrict to, const void *restrict from, size_t siz
     while (size > 0) {
         size_t step = size < PAGE ? size : PAGE;
         size_t left = step;
-        __builtin_prefetch(in + PAGE); /* harmless past the end */
+        __builtin_prefetch(in + PAGE); /* a prefetch past the end is harmless */
         __asm__ volatile("rep movsb" : "+D"(out), "+S"(in), "+c"(left) : : "memory");
         size -= step;
     }

@@ -1,20 +1,23 @@
-/** @file cache_copy.h  Copies of large blocks by a caller who knows what is in the caches. */
+/**
+ * @file cache_copy.h  Copying large blocks, for callers that know which memory is in the caches.
+ */
 #ifndef WH_BASE_CACHE_COPY_H
 #define WH_BASE_CACHE_COPY_H
 
 #include <stddef.h>
 
 /**
- * memcpy with non-temporal stores, if the processor has them. The destination is not read first,
- * and does not evict what is in the caches. Pays off from a few KiB on. Such stores are not ordered
- * with later ones: call wh_copy_fence before another thread or process is told about the bytes.
+ * A memcpy with non-temporal stores, if the processor has them. The copy does not read the
+ * destination into the caches first, and does not evict other data from them. It is faster than
+ * memcpy for copies of a few KiB or more. Later stores may become visible before these stores. So
+ * call wh_copy_fence before you tell another thread or process about the bytes.
  */
 void wh_copy_nontemporal(void *restrict to, const void *restrict from, size_t size);
 
 /**
- * Prefetches the two ends of a destination of wh_copy_nontemporal. Their cache lines are written
- * only in part and must be read first. Without a prefetch, runs of 4 KiB spend a quarter of the
- * time waiting for them.
+ * Prefetches the first and the last cache line of a destination of wh_copy_nontemporal. These lines
+ * are usually written only in part, so the processor must read them first. Without the prefetch,
+ * copies of 4 KiB spend a quarter of their time waiting for these two lines.
  */
 static inline void wh_copy_prefetch(void *to, size_t size) {
     if (size) {
@@ -24,14 +27,14 @@ static inline void wh_copy_prefetch(void *to, size_t size) {
 }
 
 /**
- * Orders earlier non-temporal copies before later stores. Call it once for many copies: it waits
- * for memory.
+ * Orders earlier non-temporal copies before later stores. It waits until the copies have reached
+ * the memory, so call it once after many copies.
  */
 void wh_copy_fence(void);
 
 /**
- * memcpy from memory that is in no cache to memory that is. Copies page by page and looks up the
- * next page ahead, so that small pages cost no more than huge ones.
+ * A memcpy from memory that is not in the caches to memory that is. It copies page by page and
+ * prefetches the start of the next page, so that small pages cost no more than huge pages.
  */
 void wh_copy_into_cache(void *restrict to, const void *restrict from, size_t size);
 

@@ -1,8 +1,8 @@
 /**
  * @file checked.h  Size arithmetic that cannot wrap.
  *
- * Sizes, offsets and strides stay within 63 bits everywhere, so they fit int64_t and uint64_t
- * alike. If a result does not, the function returns false and leaves *result unchanged.
+ * Sizes, offsets and strides stay within 63 bits everywhere, so they fit both int64_t and uint64_t.
+ * If a result does not fit in 63 bits, the function returns false and leaves *result unchanged.
  */
 #ifndef WH_BASE_CHECKED_H
 #define WH_BASE_CHECKED_H
@@ -28,7 +28,7 @@ static inline bool wh_mul(uint64_t a, uint64_t b, uint64_t *result) {
     return true;
 }
 
-/** *result += a * b. */
+/** Adds a * b to *result. */
 static inline bool wh_add_product(uint64_t a, uint64_t b, uint64_t *result) {
     uint64_t product;
     return wh_mul(a, b, &product) && wh_add(*result, product, result);

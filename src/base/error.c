@@ -7,7 +7,10 @@
 
 #include "base/text.h"
 
-/** Removes the last character of a truncated text if it is incomplete UTF-8. */
+/**
+ * If truncation has cut a UTF-8 character at the end of the text, removes the rest of that
+ * character.
+ */
 static void cut_text(char *text) {
     size_t at = strlen(text);
     size_t end = at;
@@ -71,7 +74,7 @@ wherry_status wh_fail_errno(wherry_error *error, wherry_status status, int errnu
 }
 
 wherry_status wh_fail_memory(wherry_error *error, const char *purpose) {
-    return wh_fail(error, WHERRY_NO_MEMORY, "out of memory for %s; free some and call again", purpose);
+    return wh_fail(error, WHERRY_NO_MEMORY, "out of memory for %s; free some memory and call again", purpose);
 }
 
 wherry_status wh_fail_rank(wherry_error *error, int32_t rank, wherry_status status) {
@@ -127,15 +130,15 @@ const char *wherry_status_text(wherry_status status) {
     return "an unknown status";
 }
 
-wherry_status_group wherry_status_group_of(wherry_status status) {
+wherry_status_class wherry_status_class_of(wherry_status status) {
     switch (status) {
 #define WHERRY_X(name, value, group, text)                                                                             \
     case WHERRY_##name:                                                                                                \
-        return WHERRY_GROUP_##group;
+        return WHERRY_STATUS_CLASS_##group;
         WHERRY_STATUS_LIST(WHERRY_X)
 #undef WHERRY_X
     }
-    return WHERRY_GROUP_BUG;
+    return WHERRY_STATUS_CLASS_BUG;
 }
 
 const char *wherry_version(void) {

@@ -4,7 +4,7 @@
 
 #include <wherry/base.h>
 
-/** Logs a line if its level is enabled. The arguments are formatted only then. */
+/** Logs a line if its level is enabled. Otherwise it returns without formatting the arguments. */
 void wh_log(wherry_log_level level, const char *format, ...) WHERRY_PRINTF(2, 3);
 
 #endif

@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -29,7 +30,7 @@ wherry_status wh_network_read(uint8_t network[WH_NETWORK_BYTES], wherry_error *e
     struct stat at;
     if (stat(path, &at) != 0) {
         return wh_fail_errno(error, WHERRY_UNSUPPORTED, errno,
-                             "cannot identify the network namespace: reading %s failed", path);
+                             "cannot identify the network namespace: reading %s failed; mount /proc", path);
     }
     wh_store_be64(network, at.st_dev);
     wh_store_be64(network + 8, at.st_ino);
@@ -53,6 +54,12 @@ wherry_status wh_identity_read(wh_identity *identity_p, wherry_error *error) {
 bool wh_identity_shares_pids(const wh_identity *one, const wh_identity *other) {
     return one->namespace_inode && one->namespace_inode == other->namespace_inode &&
            one->namespace_device == other->namespace_device && memcmp(one->boot, other->boot, sizeof(one->boot)) == 0;
+}
+
+wherry_status wh_random_fill(void *bytes, size_t size, wherry_error *error) {
+    return getrandom(bytes, size, 0) == (ssize_t)size
+               ? WHERRY_OK
+               : wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot get random bytes from the system");
 }
 
 size_t wh_cpu_count(void) {
@@ -99,7 +106,11 @@ static void register_handlers(void) {
     pthread_atfork(before_fork, after_fork, after_fork_in_child);
 }
 
-/** Appends the lock: a group's, which is used first, is then also taken first by a fork. */
+/**
+ * Appends a lock to the list. A fork takes the locks in the order of the list. The lock of the
+ * groups (group/sockets/fork.c) is usually the first, because a process joins a group before it
+ * uses a lane.
+ */
 static void add_lock(wh_fork_lock *lock) {
     pthread_once(&registered, register_handlers);
     pthread_mutex_lock(&list_lock);

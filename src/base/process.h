@@ -13,57 +13,73 @@
 #include <wherry/base.h>
 
 enum {
-    WH_BOOT_BYTES = 36,    /**< A boot id is a text of this size, without a final zero. */
-    WH_NETWORK_BYTES = 16, /**< Device and inode of a network namespace, big endian. */
+    WH_BOOT_BYTES = 36, /**< Length of a boot id, which is text without a final zero. */
+    /** Size of the id of a network namespace: its device and inode, big endian. */
+    WH_NETWORK_BYTES = 16,
 };
 
 /**
- * Reads the boot id, which is equal for all processes on a host.
- * @return WHERRY_OK; WHERRY_UNSUPPORTED without /proc.
+ * Reads the boot id, which is the same for all processes on a host.
+ * @return WHERRY_OK; WHERRY_UNSUPPORTED if it cannot be read, usually because /proc is not mounted.
  */
 wherry_status wh_boot_read(void *boot, wherry_error *error);
 
-/** Reads which network namespace the process is in. @return as wh_boot_read. */
+/**
+ * Reads the id of the network namespace that this process is in. @return the same statuses as
+ * wh_boot_read.
+ */
 wherry_status wh_network_read(uint8_t network[WH_NETWORK_BYTES], wherry_error *error);
 
-/** A process: its pid, the pid namespace that the pid belongs to, and the boot of the host. */
+/** Identifies a process by its pid, the pid namespace of that pid, and the boot id of the host. */
 typedef struct wh_identity {
     uint64_t process;
     uint64_t namespace_device;
-    uint64_t namespace_inode; /**< 0: unknown. */
+    uint64_t namespace_inode; /**< Inode of the pid namespace; 0 if unknown. */
     char boot[WH_BOOT_BYTES];
 } wh_identity;
 
-/** Reads the identity of this process. @return as wh_boot_read. */
+/** Reads the identity of this process. @return the same statuses as wh_boot_read. */
 wherry_status wh_identity_read(wh_identity *identity_p, wherry_error *error);
 
-/** True if both processes share a pid namespace, so that the pid of one is valid for the other. */
+/** True if both processes are in the same pid namespace. Then each can use the pid of the other. */
 bool wh_identity_shares_pids(const wh_identity *one, const wh_identity *other);
+
+/**
+ * Fills memory with random bytes that nobody can guess.
+ * @return WHERRY_OK; WHERRY_SYSTEM if the system provides none.
+ */
+wherry_status wh_random_fill(void *bytes, size_t size, wherry_error *error);
 
 /** The number of processors that the calling thread may run on; 1 if unknown. */
 size_t wh_cpu_count(void);
 
 /**
- * A lock over process-wide data that a child of fork() must not inherit in a half-changed or shared
- * state.
+ * A lock for process-wide data. After a fork(), the child must not use data that belongs to its
+ * parent, and must not see data that a thread of the parent was changing.
  *
- * A fork waits until nobody holds the lock, so the child finds it free and the data consistent.
- * in_child then resets what belongs to the parent.
+ * So a fork waits until no thread holds the lock. In the child, the lock is then free and the data
+ * is consistent. in_child resets data that belongs to the parent.
  *
- * A thread that holds one takes no other, nor any lock that another fork handler takes. Static, and
- * never destroyed.
+ * A thread that holds such a lock must not take another one, nor any lock that another fork handler
+ * takes. These locks are static and never destroyed.
  */
 typedef struct wh_fork_lock {
     pthread_mutex_t mutex;
     void (*before)(void);   /**< Runs before a fork, with the lock held. May be NULL. */
     void (*in_child)(void); /**< Runs in the child, with the lock held. May be NULL. */
     void (*after)(void);    /**< Runs in parent and child, last, with the lock held. May be NULL. */
-    /** Registered with the fork handlers, by the first wh_fork_lock_take. */
+    /**
+     * True if the lock is registered with the fork handlers. The first wh_fork_lock_take registers
+     * it.
+     */
     atomic_bool known;
     struct wh_fork_lock *next;
 } wh_fork_lock;
 
-/** Initializer, with handlers as designated initializers: WH_FORK_LOCK(.in_child = forget_all). */
+/**
+ * Initializes a lock. The handlers are designated initializers: WH_FORK_LOCK(.in_child =
+ * forget_all).
+ */
 #define WH_FORK_LOCK(...)                                                                                              \
     { .mutex = PTHREAD_MUTEX_INITIALIZER, __VA_ARGS__ }
 
@@ -71,10 +87,10 @@ void wh_fork_lock_take(wh_fork_lock *lock);
 void wh_fork_lock_give(wh_fork_lock *lock);
 
 /**
- * Allocates zeroed memory that the kernel zeroes again in a child of fork(). For data that other
- * processes read: they could read it in a child before in_child of a wh_fork_lock runs. Never
- * freed.
- * @return NULL with errno.
+ * Allocates zeroed memory that the kernel zeroes again in a child of fork(). Use it for data that
+ * other processes read from this process. They may read it from a child before the in_child handler
+ * of a wh_fork_lock has run. The memory is never freed.
+ * @return the memory; NULL on failure, with errno set.
  */
 void *wh_fork_wiped_alloc(size_t size);
 

@@ -27,7 +27,7 @@ void wh_stop_request(wh_stop *stop) {
     uint64_t one = 1;
     atomic_store_explicit(&stop->requested, true, memory_order_release);
     if (stop->event >= 0 && write(stop->event, &one, sizeof(one)) < 0) {
-        wh_log(WHERRY_LOG_DEBUG, "a stop was requested more than once");
+        wh_log(WHERRY_LOG_DEBUG, "cannot signal the eventfd of a stop; it may already be signalled");
     }
 }
 

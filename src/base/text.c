@@ -66,7 +66,10 @@ void wh_append_sized(wh_string *string, const void *bytes, size_t size, size_t w
     wh_string_append(string, bytes, size);
 }
 
-/** Length of the sequence at bytes[0]; 0 if it is malformed. left is at least 1. */
+/**
+ * The length of the UTF-8 sequence at bytes[0]; 0 if it is malformed. `left` is the number of bytes
+ * left, at least 1.
+ */
 static size_t sequence_length(const uint8_t *bytes, size_t left) {
     uint8_t first = bytes[0];
     size_t length = first < 0x80 ? 1 : first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : first < 0xF5 ? 4 : 0;
@@ -89,7 +92,7 @@ bool wh_utf8_valid(const char *text, size_t size) {
     size_t at = 0;
     while (at < size) {
         uint64_t word;
-        if (size >= sizeof(word)) { /* the last word may overlap bytes already checked */
+        if (size >= sizeof(word)) { /* the last word may include bytes that were already checked */
             size_t begin = size - at >= sizeof(word) ? at : size - sizeof(word);
             memcpy(&word, bytes + begin, sizeof(word));
             if (!(word & UINT64_C(0x8080808080808080))) {

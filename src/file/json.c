@@ -5,7 +5,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
-/** Skips white space. @return the next character, not read; 0 at the end. */
+/** Skips white space. @return the next character, which stays unread; 0 at the end. */
 static char peek(wh_json *json) {
     while (json->at < json->size && json->text[json->at] && strchr(" \t\n\r", json->text[json->at])) {
         json->at++;
@@ -26,7 +26,10 @@ static wherry_status expect(wh_json *json, char wanted, wherry_error *error) {
     return WHERRY_OK;
 }
 
-/** True if Jansson gets memory. Without memory, it may report bad syntax instead. */
+/**
+ * True if an allocation of a few KiB succeeds. Jansson may report a lack of memory as bad syntax.
+ * This function tells which of the two it was.
+ */
 static bool has_memory(const wh_json *json) {
     enum { PROBED = 4096 };
     size_t left = json->size - json->at;
@@ -35,12 +38,15 @@ static bool has_memory(const wh_json *json) {
     return probe != NULL;
 }
 
-/** @param clipped  Jansson was given only `most` bytes of what is left. */
+/**
+ * Reports a failure of Jansson. @param clipped true if Jansson got only the next `most` bytes of
+ * the text.
+ */
 static wherry_status fail_parse(wh_json *json, const json_error_t *why, bool clipped, size_t most,
                                 wherry_error *error) {
     enum json_error_code code = json_error_code(why);
     if (code == json_error_unknown || code == json_error_out_of_memory || !has_memory(json)) {
-        return wh_fail_memory(error, "a value of JSON");
+        return wh_fail_memory(error, "a JSON value");
     }
     if (code == json_error_premature_end_of_input && clipped) {
         return wh_file_fail(error, WHERRY_LIMIT, wh_json_spot(json), "a JSON value takes more than %zu bytes", most);
@@ -69,7 +75,8 @@ wherry_status wh_json_value(wh_json *json, size_t most, json_t **value_p, wherry
 
 /**
  * Reads the name of the next member and the colon.
- * @param name_p  release with json_decref; NULL at the end of the object.
+ * @param name_p  the name, which the caller releases with json_decref; NULL at the end of the
+ * object.
  */
 static wherry_status next_name(wh_json *json, bool first, json_t **name_p, wherry_error *error) {
     if (peek(json) == '}') {

@@ -10,10 +10,13 @@
 #include "base/error.h"
 #include "file/safetensors.h"
 
-/** What to do about everything that safetensors cannot hold. */
+/** Advice for values that safetensors cannot hold. */
 #define USE_NATIVE "write a .wherry file instead, which holds any state"
 
-/** WHERRY_UNSUPPORTED about the value at a path. */
+/**
+ * Fails with WHERRY_UNSUPPORTED. The error names the path of the value that safetensors cannot
+ * hold.
+ */
 static wherry_status refuse(wherry_error *error, const wherry_path *path, const char *advice, const char *format, ...)
     WHERRY_PRINTF(4, 5);
 static wherry_status refuse(wherry_error *error, const wherry_path *path, const char *advice, const char *format, ...) {
@@ -38,10 +41,11 @@ static wherry_status check_tensor(const wherry_tensor *tensor, const wherry_path
         return refuse(error, path, USE_NATIVE, "a tensor of %s", wherry_dtype_describe(tensor->dtype)->name);
     }
     if (tensor->flags & (WHERRY_TENSOR_CONJ | WHERRY_TENSOR_NEG)) {
-        return refuse(error, path, "resolve it first, or " USE_NATIVE, "a tensor with the conj or neg bit set");
+        return refuse(error, path, "resolve the bit first, or " USE_NATIVE, "a tensor with the conj or neg bit set");
     }
     if (!wh_tensor_is_dense(tensor)) {
-        return refuse(error, path, "copy it first, or " USE_NATIVE, "a tensor that is not contiguous");
+        return refuse(error, path, "copy it to a contiguous tensor first, or " USE_NATIVE,
+                      "a tensor that is not contiguous");
     }
     return WHERRY_OK;
 }
@@ -54,7 +58,7 @@ static bool has_name(const void *owner, size_t element, const void *key) {
 
 /**
  * Joins the steps of a path by dots.
- * @return false if a key is not a string, or contains a zero.
+ * @return false if a key is not a string, or contains a zero byte.
  */
 static bool join(const wherry_path *path, wh_string *name) {
     for (size_t i = 0; i < wherry_path_count(path); i++) {
@@ -92,7 +96,7 @@ static wherry_status add_tensor(wh_names *names, const wherry_tensor *tensor, co
         strcmp(named.name, WH_SAFETENSORS_METADATA) == 0) {
         wh_free(named.name);
         return refuse(error, path, "rename it, or " USE_NATIVE,
-                      "its keys, joined by dots, are the name of another value");
+                      "its path, joined by dots, is also the name of another value");
     }
     if (!WH_GROW(names->items, names->capacity, names->count) || !wh_index_add(&names->index, hash, names->count)) {
         wh_free(named.name);
@@ -123,15 +127,18 @@ static wherry_status add_metadata(wh_names *names, const wherry_value *state, si
     bool text = key && wherry_value_kind(key) == WHERRY_KIND_STRING && wherry_value_kind(value) == WHERRY_KIND_STRING &&
                 !has_zero(key) && !has_zero(value);
     if (!empty && !text) {
-        return refuse(error, path, USE_NATIVE, "metadata that is not a dict of strings without zero bytes");
+        return refuse(error, path, USE_NATIVE, "metadata other than a dict of strings without zero bytes");
     }
     names->metadata = wherry_dict_get(state, WH_SAFETENSORS_METADATA);
     return WHERRY_OK;
 }
 
-/** The bytes of a tensor: addresses, or offsets in a storage without memory. */
+/**
+ * The range of bytes of a tensor. The bounds are addresses, or offsets in the storage if the
+ * storage has no memory.
+ */
 typedef struct span {
-    const void *storage; /**< NULL: addresses. */
+    const void *storage; /**< NULL if the bounds are addresses. */
     uint64_t begin;
     uint64_t end;
     const wh_named *named;
@@ -147,8 +154,8 @@ static int compare_spans(const void *one, const void *other) {
 }
 
 /**
- * Refuses tensors that share memory: the file would hold two copies, and reading it would not tie
- * them again.
+ * Refuses tensors that share memory. The file would contain the shared bytes twice, and tensors
+ * read from it would not share memory.
  */
 static wherry_status check_sharing(const wh_names *names, wherry_error *error) {
     span *spans = wh_alloc_array(names->count, sizeof(*spans));

@@ -1,4 +1,4 @@
-/** @file names.h  The tensors of a state by name, as safetensors files hold them. */
+/** @file names.h  The names of the tensors of a state in a safetensors file. */
 #ifndef WH_FILE_NAMES_H
 #define WH_FILE_NAMES_H
 
@@ -15,22 +15,23 @@ typedef struct wh_named {
     const wherry_path *path;
 } wh_named;
 
-/** Starts as {0}. */
+/** The tensors and the metadata of a state. Initialize it with {0}. */
 typedef struct wh_names {
     wherry_flat *flat;
-    wh_named *items; /**< In the order of the walk. */
+    wh_named *items; /**< The tensors in the order of the walk. */
     size_t count;
     size_t capacity;
     wh_index index;
-    const wherry_value *metadata; /**< The state's WH_SAFETENSORS_METADATA, borrowed; NULL: none. */
+    /** The state's value for WH_SAFETENSORS_METADATA, borrowed; NULL if it has none. */
+    const wherry_value *metadata;
 } wh_names;
 
 /**
- * Lists the tensors of a state that safetensors can hold.
+ * Lists the tensors of a state, and checks that safetensors can hold the whole state.
  * @param state  borrowed until wh_names_destroy.
- * @param names  to be destroyed even on failure.
- * @return WHERRY_OK; WHERRY_UNSUPPORTED with the path of the first value that does not fit, and
- * what to do; WHERRY_NO_MEMORY.
+ * @param names  the result. The caller must destroy it even after a failure.
+ * @return WHERRY_OK; WHERRY_UNSUPPORTED if safetensors cannot hold a value: the error has the path
+ * of the value and says what to do; WHERRY_NO_MEMORY.
  */
 wherry_status wh_names_of(const wherry_value *state, wh_names *names, wherry_error *error);
 

@@ -1,6 +1,7 @@
 /*
- * Reading Wherry's own files, and the parts of the format that the writer shares. Everything before
- * the storages is read into memory and checked; the storages are only mapped.
+ * Reading Wherry's own files, and functions of the format that the writer uses too. The header and
+ * the manifest are read into memory and checked. The digests are read only to verify the file. The
+ * storages are only mapped.
  */
 #include "file/native.h"
 
@@ -18,7 +19,9 @@
 
 /* ---- the format ---- */
 
-/** Rounds up. @return false if the result exceeds 63 bits. */
+/**
+ * Rounds a number up to a multiple of the alignment. @return false if the result exceeds 63 bits.
+ */
 static bool align(uint64_t number, uint64_t alignment, uint64_t *result) {
     return wh_add(number, (alignment - number % alignment) % alignment, result);
 }
@@ -26,7 +29,7 @@ static bool align(uint64_t number, uint64_t alignment, uint64_t *result) {
 bool wh_native_place(const wherry_prepared *prepared, wh_native_header *header, wh_layout *layout, bool *overflow_p) {
     uint64_t end = WH_NATIVE_HEADER;
     *overflow_p = true;
-    if (!wh_add(end, header->manifest_bytes, &end) || !wh_add_product(header->chunks, WH_DIGEST_BYTES, &end) ||
+    if (!wh_add(end, header->manifest_bytes, &end) || !wh_add_product(header->chunks, WHERRY_DIGEST_BYTES, &end) ||
         !align(end, WH_NATIVE_PAGE, &end)) {
         return false;
     }
@@ -65,7 +68,10 @@ void wh_native_store(const wh_native_header *header, const void *manifest, uint8
     wh_store_be32(bytes + WH_NATIVE_SUMMED, checksum(bytes, manifest, header->manifest_bytes));
 }
 
-/** True if a header and its manifest match their checksum. */
+/**
+ * True if a header and its manifest match their checksum, and the bytes after the checksum are
+ * zero.
+ */
 static bool is_intact(const uint8_t bytes[WH_NATIVE_HEADER], const void *manifest, uint64_t size) {
     bool same = wh_load_be32(bytes + WH_NATIVE_SUMMED) == checksum(bytes, manifest, size);
     for (int i = WH_NATIVE_SUMMED + 4; i < WH_NATIVE_HEADER; i++) {
@@ -100,8 +106,8 @@ static int add_piece(void *context, const wh_piece *piece) {
     return 0;
 }
 
-wh_digest wh_native_digest(const wherry_prepared *prepared, const wh_layout *layout, const uint8_t *base,
-                           uint64_t chunk, wh_digester *digester) {
+wherry_digest wh_native_digest(const wherry_prepared *prepared, const wh_layout *layout, const uint8_t *base,
+                               uint64_t chunk, wh_digester *digester) {
     digesting d = {layout, base, digester};
     uint64_t begin;
     uint64_t length;
@@ -113,11 +119,11 @@ wh_digest wh_native_digest(const wherry_prepared *prepared, const wh_layout *lay
 
 /* ---- opening ---- */
 
-/** What a file has before its storages. */
+/** The header and the manifest of a file, and the positions of its storages. */
 typedef struct front {
     wh_native_header header;
     char *manifest;
-    wherry_prepared *prepared; /**< Without memory. */
+    wherry_prepared *prepared; /**< The decoded manifest. Its storages have no memory. */
     wh_layout layout;          /**< The ranges of the storages. */
 } front;
 
@@ -132,40 +138,47 @@ static wherry_status check_header(const wherry_file *file, const wh_mapping *map
     const char *path = mapping->path;
     if (header->version != WH_NATIVE_VERSION) {
         return wh_file_fail(error, WHERRY_BAD_VERSION, wh_spot_byte(path, 8),
-                            "version %u of the format; this library reads version %d", (unsigned)header->version,
-                            WH_NATIVE_VERSION);
+                            "the file has version %u of the format; this library reads only version %d",
+                            (unsigned)header->version, WH_NATIVE_VERSION);
     }
     if (header->flags & ~(uint32_t)WH_NATIVE_FLAGS) {
         return wh_file_fail(error, WHERRY_BAD_VERSION, wh_spot_byte(path, 12),
-                            "flags 0x%x are not known to this version", (unsigned)header->flags);
+                            "the file has the flags 0x%x; this version of Wherry knows only 0x%x",
+                            (unsigned)header->flags, (unsigned)WH_NATIVE_FLAGS);
     }
     if (header->manifest_bytes > file->limits.manifest_bytes) {
         return wh_file_fail(
-            error, WHERRY_LIMIT, wh_spot_byte(path, 16), "a manifest of %llu bytes is above the limit of %llu",
+            error, WHERRY_LIMIT, wh_spot_byte(path, 16), "the manifest has %llu bytes; the limit is %llu",
             (unsigned long long)header->manifest_bytes, (unsigned long long)file->limits.manifest_bytes);
     }
     if (header->file_bytes != mapping->size) {
         bool shorter = mapping->size < header->file_bytes;
         return wh_file_fail(error, shorter ? WHERRY_TRUNCATED : WHERRY_TRAILING_BYTES,
                             wh_spot_byte(path, shorter ? mapping->size : header->file_bytes),
-                            "the file has %llu bytes, but had %llu when it was written; get it again",
+                            "the file has %llu bytes, but had %llu when it was written; copy or download it again",
                             (unsigned long long)mapping->size, (unsigned long long)header->file_bytes);
     }
     if (header->data_offset > mapping->size || header->manifest_bytes > mapping->size - WH_NATIVE_HEADER) {
         return wh_file_fail(error, WHERRY_OUT_OF_BOUNDS, wh_spot_byte(path, 16),
-                            "the manifest goes beyond the end of the file");
+                            "the header says that the manifest or the first storage is beyond the end of the file");
     }
     return WHERRY_OK;
 }
 
-/** Compares the header with what follows from the manifest. */
+/** Checks that the header agrees with the manifest. */
 static wherry_status check_against_manifest(const wh_mapping *mapping, front *f, wherry_error *error) {
     wh_native_header expected = f->header;
     wherry_prepared_summary figures;
     wherry_prepared_summarize(f->prepared, &figures);
-    if (f->header.chunks != (f->header.flags & WH_NATIVE_DIGESTS ? figures.chunks : 0)) {
-        return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 40), "%llu digests for %llu chunks",
-                            (unsigned long long)f->header.chunks, (unsigned long long)figures.chunks);
+    if (!(f->header.flags & WH_NATIVE_DIGESTS) && f->header.chunks) {
+        return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 40),
+                            "the header counts %llu digests, but its flags say that there are none",
+                            (unsigned long long)f->header.chunks);
+    }
+    if (f->header.flags & WH_NATIVE_DIGESTS && f->header.chunks != figures.chunks) {
+        return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 40),
+                            "the file has %llu digests, but %llu chunks", (unsigned long long)f->header.chunks,
+                            (unsigned long long)figures.chunks);
     }
     bool overflow;
     if (!wh_native_place(f->prepared, &expected, &f->layout, &overflow) && !overflow) {
@@ -173,7 +186,7 @@ static wherry_status check_against_manifest(const wh_mapping *mapping, front *f,
     }
     if (overflow || expected.data_offset != f->header.data_offset || expected.file_bytes != f->header.file_bytes) {
         return wh_file_fail(error, WHERRY_OUT_OF_BOUNDS, wh_spot_byte(mapping->path, 24),
-                            "the storages of the manifest do not end where the header says");
+                            "the header and the manifest disagree about where the storages begin or end");
     }
     return WHERRY_OK;
 }
@@ -186,7 +199,7 @@ static wherry_status read_front(const wherry_file *file, const wh_mapping *mappi
     WH_TRY(wh_mapping_copy(mapping, WH_NATIVE_HEADER, f->header.manifest_bytes, &f->manifest, error));
     if (!is_intact(bytes, f->manifest, f->header.manifest_bytes)) {
         return wh_file_fail(error, WHERRY_CORRUPT, wh_spot_byte(mapping->path, WH_NATIVE_SUMMED),
-                            "the header or the manifest is damaged; get the file again");
+                            "the header or the manifest is damaged; copy or download the file again");
     }
     wherry_status status =
         wherry_manifest_decode(f->manifest, f->header.manifest_bytes, &file->limits, &f->prepared, error);
@@ -199,7 +212,7 @@ static wherry_status read_front(const wherry_file *file, const wh_mapping *mappi
 
 /* ---- digests ---- */
 
-/** Adds the path of the first tensor on a storage to the error. */
+/** Sets the path of the error to that of the first tensor in a storage. */
 static void name_tensor(const wherry_prepared *prepared, size_t storage, wherry_error *error) {
     wherry_flat *flat;
     if (!error || wherry_flatten(wherry_prepared_state(prepared), &flat, NULL) != WHERRY_OK) {
@@ -240,8 +253,8 @@ static wherry_status fail_chunk(const wh_mapping *mapping, const front *f, uint6
     wh_space_visit(&f->prepared->space, begin, begin + length, note_piece, &first);
     wherry_status status = wh_file_fail(
         error, WHERRY_CORRUPT, wh_spot_byte(mapping->path, f->layout.ranges[first.storage].offset + first.offset),
-        "chunk %llu, which starts in storage %zu, is damaged; get the file again", (unsigned long long)chunk,
-        first.storage);
+        "chunk %llu, which starts in storage %zu, is damaged; copy or download the file again",
+        (unsigned long long)chunk, first.storage);
     name_tensor(f->prepared, first.storage, error);
     return status;
 }
@@ -253,10 +266,10 @@ static wherry_status verify(const wherry_file *file, wherry_error *error) {
     wh_digester *digester = wh_digester_create();
     wherry_status status = digester ? read_front(file, mapping, &f, error) : wh_fail_memory(error, "digests");
     WH_THEN(status, wh_mapping_copy(mapping, WH_NATIVE_HEADER + f.header.manifest_bytes,
-                                    (size_t)(f.header.chunks * WH_DIGEST_BYTES), &digests, error));
+                                    (size_t)(f.header.chunks * WHERRY_DIGEST_BYTES), &digests, error));
     for (uint64_t i = 0; i < f.header.chunks && status == WHERRY_OK; i++) {
-        wh_digest digest = wh_native_digest(f.prepared, &f.layout, mapping->base, i, digester);
-        if (memcmp(digest.bytes, digests + i * WH_DIGEST_BYTES, WH_DIGEST_BYTES) != 0) {
+        wherry_digest digest = wh_native_digest(f.prepared, &f.layout, mapping->base, i, digester);
+        if (memcmp(digest.bytes, digests + i * WHERRY_DIGEST_BYTES, WHERRY_DIGEST_BYTES) != 0) {
             status = fail_chunk(mapping, &f, i, error);
         }
     }

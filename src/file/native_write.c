@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "state/prepare.h"
 
-/** The state as the file has it: its storages are on the cpu, and have no memory. */
+/** Creates the state that the file will contain. Its storages are on the cpu and have no memory. */
 static wherry_status move_to_cpu(const wherry_prepared *prepared, wherry_value **state_p, wherry_error *error) {
     size_t count = prepared->storage_count;
     wherry_storage **storages = wh_alloc_zeroed(count, sizeof(wherry_storage *));
@@ -25,8 +25,9 @@ static wherry_status move_to_cpu(const wherry_prepared *prepared, wherry_value *
 }
 
 /**
- * Adds what an extent covers of the storage at `begin`. Runs that lie far apart are added one by
- * one, unless there are many. @return false if out of memory.
+ * Adds an extent of the storage at offset `begin` of the file to layout->covered. Adds one range
+ * for the whole extent, including its gaps. If the outermost level has few steps that are far
+ * apart, adds one range per step instead. @return false if out of memory.
  */
 static bool cover_extent(wh_layout *layout, uint64_t begin, const wherry_extent *extent) {
     enum { APART = 1 << 16, RUNS_MAX = 4096 };
@@ -44,9 +45,9 @@ static bool cover_extent(wh_layout *layout, uint64_t begin, const wherry_extent 
     return good;
 }
 
-/** Lists what will be written of each storage. @return false if out of memory. */
+/** Fills layout->covered. @return false if out of memory. */
 static bool cover(const wherry_prepared *prepared, wh_layout *layout) {
-    /* the list exists even if nothing is covered */
+    /* creates the list even if nothing is covered */
     bool good = wh_layout_add_covered(layout, 0, 0, 0);
     for (size_t i = 0; i < layout->range_count && good; i++) {
         size_t count;
@@ -125,8 +126,8 @@ static wherry_status seal(const wh_layout *layout, wherry_error *error) {
     wh_digester *digester = wh_digester_create();
     uint8_t *digests = base + WH_NATIVE_HEADER + header.manifest_bytes;
     for (uint64_t i = 0; i < header.chunks && digester; i++) {
-        wh_digest digest = wh_native_digest(prepared, layout, base, i, digester);
-        memcpy(digests + i * WH_DIGEST_BYTES, digest.bytes, WH_DIGEST_BYTES);
+        wherry_digest digest = wh_native_digest(prepared, layout, base, i, digester);
+        memcpy(digests + i * WHERRY_DIGEST_BYTES, digest.bytes, WHERRY_DIGEST_BYTES);
     }
     wherry_status status = digester ? WHERRY_OK : wh_fail_memory(error, "digests");
     wh_digester_destroy(digester);

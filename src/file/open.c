@@ -5,10 +5,12 @@
  * Invariants:
  *  1. A header is copied into memory before it is checked, and only the copy is used.
  *  2. A file is mapped only after its whole header was checked against its size.
- *  3. A storage keeps its mapping alive, so a state outlives its wherry_file.
+ *  3. A storage keeps its mapping alive, so a copy of the state can outlive the wherry_file.
  *
- * Order of an open file: closed -> open: wh_mapping_open -> mapped: wh_format.open calls
- * wh_mapping_map -> closed: the last wh_mapping_unref.
+ * States of a mapping:
+ *  closed -> open: wh_mapping_open, wh_mapping_adopt
+ *  open -> mapped: wh_mapping_map
+ *  open or mapped -> closed: the last wh_mapping_unref
  */
 #include "file/open.h"
 
@@ -30,12 +32,15 @@
 /* ---- errors ---- */
 
 /**
- * Bytes of a path and of a tensor's name that a message shows. Of a path it is the end, which says
- * more.
+ * Maximum number of bytes of a file path and of a tensor's name in a message. A message shows the
+ * end of a long path, which is more useful than the start.
  */
 enum { PATH_SHOWN = 200, NAME_SHOWN = 150 };
 
-/** The text of the path to a tensor; free with wherry_free. NULL if out of memory. */
+/**
+ * Formats the name of the tensor as a path with one step. @return the text, which the caller frees
+ * with wherry_free; NULL if out of memory.
+ */
 static char *path_text(const wh_spot *spot) {
     wherry_value *key = NULL;
     wherry_path *path = NULL;
@@ -49,7 +54,9 @@ static char *path_text(const wh_spot *spot) {
     return text;
 }
 
-/** The part of a path that is shown. It starts with a whole UTF-8 character. */
+/**
+ * Returns the end of a file path, for a message. The text starts with a complete UTF-8 character.
+ */
 static const char *shown_end(const char *path) {
     size_t length = strlen(path);
     const char *at = length > PATH_SHOWN ? path + (length - PATH_SHOWN) : path;
@@ -102,14 +109,15 @@ wherry_status wh_mapping_adopt(const char *path, int fd, uint64_t size, wh_mappi
 }
 
 wherry_status wh_mapping_open(const char *path, wh_mapping **mapping_p, wherry_error *error) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK); /* never wait for a pipe */
+    /* With O_NONBLOCK, the call does not wait if the path is a named pipe. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0) {
-        return wh_file_fail_errno(error, errno, path, "cannot open it");
+        return wh_file_fail_errno(error, errno, path, "cannot open the file");
     }
     struct stat info;
     wherry_status status;
     if (fstat(fd, &info) != 0) {
-        status = wh_file_fail_errno(error, errno, path, "cannot read its attributes");
+        status = wh_file_fail_errno(error, errno, path, "cannot read the file's attributes");
     } else if (!S_ISREG(info.st_mode)) {
         status = wh_file_fail_errno(error, S_ISDIR(info.st_mode) ? EISDIR : EINVAL, path, "not a regular file");
     } else {
@@ -131,7 +139,7 @@ wherry_status wh_mapping_map(wh_mapping *mapping, wh_access access, wherry_error
     int flags = access == WH_ACCESS_PRIVATE ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED;
     void *base = mapping->size <= SIZE_MAX ? mmap(NULL, mapping->size, protection, flags, mapping->fd, 0) : MAP_FAILED;
     if (base == MAP_FAILED) {
-        return wh_file_fail_errno(error, errno, mapping->path, "cannot map it");
+        return wh_file_fail_errno(error, errno, mapping->path, "cannot map the file");
     }
     mapping->base = base;
     return WHERRY_OK;
@@ -146,11 +154,11 @@ wherry_status wh_mapping_read(const wh_mapping *mapping, uint64_t offset, void *
             continue;
         }
         if (got < 0) {
-            return wh_file_fail_errno(error, errno, mapping->path, "cannot read it");
+            return wh_file_fail_errno(error, errno, mapping->path, "cannot read the file");
         }
         if (got == 0) {
             return wh_file_fail(error, WHERRY_TRUNCATED, wh_spot_byte(mapping->path, offset + done),
-                                "the file ends inside its header, at byte %llu; get it again",
+                                "the file ends inside its header, at byte %llu; copy or download it again",
                                 (unsigned long long)offset + done);
         }
         done += (size_t)got;
@@ -194,17 +202,19 @@ wherry_status wh_mapping_wrap(wh_mapping *mapping, uint64_t offset, uint64_t nby
 static wherry_status check_unchanged(const wh_mapping *mapping, wherry_error *error) {
     struct stat info;
     if (fstat(mapping->fd, &info) != 0) {
-        return wh_file_fail_errno(error, errno, mapping->path, "cannot read its attributes");
+        return wh_file_fail_errno(error, errno, mapping->path, "cannot read the file's attributes");
     }
     if ((uint64_t)info.st_size < mapping->size) {
         return wh_file_fail(error, WHERRY_TRUNCATED, wh_spot_byte(mapping->path, (uint64_t)info.st_size),
-                            "it was truncated from %llu to %llu bytes since it was opened; do not use its tensors",
+                            "the file has shrunk from %llu to %llu bytes since it was opened; do not use its tensors, "
+                            "because accessing missing bytes raises SIGBUS",
                             (unsigned long long)mapping->size, (unsigned long long)info.st_size);
     }
     if ((uint64_t)info.st_size > mapping->size || info.st_mtim.tv_sec != mapping->modified.tv_sec ||
         info.st_mtim.tv_nsec != mapping->modified.tv_nsec) {
-        return wh_file_fail(error, WHERRY_CORRUPT, wh_spot_file(mapping->path),
-                            "it was modified since it was opened; open it again when nobody writes to it");
+        return wh_file_fail(
+            error, WHERRY_CORRUPT, wh_spot_file(mapping->path),
+            "the file has been modified since it was opened; open it again when no process writes to it");
     }
     return WHERRY_OK;
 }
@@ -221,7 +231,7 @@ void wh_mapping_unref(wh_mapping *mapping) {
     wh_free(mapping);
 }
 
-/* ---- the format `bytes`: any file as it is ---- */
+/* ---- the format `bytes`: any file as one tensor ---- */
 
 wherry_status wh_opened_tensor(wh_mapping *mapping, uint64_t offset, uint64_t nbytes, wherry_tensor tensor,
                                wherry_value **value_p, wherry_error *error) {
@@ -246,7 +256,7 @@ static wherry_status bytes_accepts(const wherry_value *state, wherry_error *erro
     const wherry_tensor *tensor = wherry_tensor_get(state);
     if (!tensor || tensor->dtype != WHERRY_U8 || tensor->ndim != 1 || tensor->flags || !wh_tensor_is_dense(tensor)) {
         return wh_fail(error, WHERRY_UNSUPPORTED,
-                       "a file of bytes holds one contiguous uint8 tensor with one dimension; the state is %s",
+                       "the bytes format holds only one contiguous uint8 tensor with one dimension; the state is %s",
                        tensor ? "another kind of tensor" : wherry_kind_name(wherry_value_kind(state)));
     }
     return WHERRY_OK;
@@ -275,8 +285,8 @@ static const wh_format bytes_format = {
 /* ---- the list of formats ---- */
 
 /**
- * The order matters: a suffix before the one that it ends with, strict magic numbers before weak
- * ones.
+ * All formats. The order matters. If a suffix ends with a shorter one, the longer one comes first.
+ * A strict test of the first bytes comes before a weaker one.
  */
 static const wh_format *const formats[] = {&wh_format_native, &wh_format_sharded, &wh_format_safetensors,
                                            &bytes_format};
@@ -315,12 +325,13 @@ wherry_file_format wherry_file_format_of(const char *path) {
 wherry_status wherry_file_accepts(wherry_file_format format, const wherry_value *state, wherry_error *error) {
     const wh_format *found = wh_format_get(format);
     if (!found || !state) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "state is NULL, or %d is not a format", (int)format);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "state is NULL, or %d is not a format that can be written",
+                       (int)format);
     }
     return found->accepts(state, error);
 }
 
-/** The format of a file, by its first bytes and its name; NULL: unknown. */
+/** Detects the format of a file by its first bytes or its name. @return NULL if it is unknown. */
 static const wh_format *detect(const char *path, const uint8_t *head, size_t size) {
     for (size_t i = 0; i < FORMATS; i++) {
         const wh_format *format = formats[i];
@@ -350,9 +361,9 @@ wherry_status wh_opened_add(wherry_file *file, const char *path, wherry_error *e
     return status;
 }
 
-/** Detects the format of the first mapping and opens it. */
+/** Detects the format of the first file and reads the file. */
 static wherry_status open_as(wherry_file *file, wherry_file_format wanted, wherry_error *error) {
-    enum { HEAD = 16 }; /* enough bytes for every format to be recognized */
+    enum { HEAD = 16 }; /* enough bytes to recognize every format */
     uint8_t head[HEAD];
     const wh_mapping *mapping = file->mappings[0];
     size_t size = mapping->size < sizeof(head) ? (size_t)mapping->size : sizeof(head);
@@ -360,10 +371,12 @@ static wherry_status open_as(wherry_file *file, wherry_file_format wanted, wherr
     const wh_format *format = wanted == WHERRY_FILE_BYTES ? &bytes_format : detect(mapping->path, head, size);
     if (!format) {
         return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 0),
-                            "not in a format that Wherry reads: safetensors, a safetensors index, or Wherry's own");
+                            "unknown format; Wherry reads safetensors, safetensors indexes and its own format; to read "
+                            "any other file, request the format bytes");
     }
     if (wanted != WHERRY_FILE_AUTO && wanted != format->format) {
-        return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 0), "a %s file, not %s", format->name,
+        return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 0),
+                            "this is a %s file, but the format %s was requested", format->name,
                             wherry_file_format_name(wanted));
     }
     file->summary.format = format->format;
@@ -386,7 +399,7 @@ wherry_status wherry_file_open(const char *path, const wherry_file_open_options 
         (chosen.format != WHERRY_FILE_AUTO && !wh_format_get(chosen.format)) ||
         !wh_options_take(&limits, sizeof(limits), chosen.limits)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "options has a flag, a format or limits that this version does not know");
+                       "options has a flag or a format that this version does not know, or invalid limits");
     }
     wherry_file *file = wh_alloc_zeroed(1, sizeof(*file));
     WH_TRY(wh_check_memory(file, error, "a file"));
@@ -440,7 +453,7 @@ wherry_status wherry_file_check(const wherry_file *file, wherry_error *error) {
 wherry_status wherry_file_verify(const wherry_file *file, wherry_error *error) {
     if (!file->verify) {
         return wh_file_fail(error, WHERRY_UNSUPPORTED, wh_spot_file(file->mappings[0]->path),
-                            "it has no digests to compare its bytes with");
+                            "the file has no digests to compare its bytes with");
     }
     WH_TRY(wherry_file_check(file, error));
     return file->verify(file, error);

@@ -1,6 +1,6 @@
 /*
- * Reading safetensors. The format requires that the tensors lie end to end, in any order, without
- * gaps, up to the end of the file.
+ * Reading safetensors. The format requires that the tensors fill the file after the header without
+ * gaps, in any order.
  */
 #include "file/safetensors.h"
 
@@ -15,7 +15,7 @@
 #include "base/index.h"
 #include "file/json.h"
 
-/** Bytes that a header may use to describe one tensor. */
+/** The maximum size in bytes of the description of one tensor in the header. */
 enum { ENTRY_MAX = 64 << 10 };
 
 /* ---- element types ---- */
@@ -65,14 +65,14 @@ const wh_safetensors_dtype *wh_safetensors_dtype_of(wherry_dtype dtype) {
 
 /* ---- one tensor ---- */
 
-/** A tensor of the header. Its name contains no zero: Jansson refuses them. */
+/** A tensor in the header. Its name contains no zero byte, because Jansson refuses zero bytes. */
 typedef struct entry {
     const char *name;
     uint64_t begin;
     uint64_t end;
     const wh_safetensors_dtype *dtype;
     uint32_t ndim;
-    /** Of an entry in `entries`, shape and name follow it in the same block. */
+    /** If the entry is in `entries`, its shape and name follow it in the same block of memory. */
     int64_t *shape;
 } entry;
 
@@ -81,13 +81,13 @@ typedef struct reading {
     wh_mapping *mapping;
     wherry_value *tensors;
     wherry_value *metadata;
-    bool has_metadata;   /**< This file's metadata has been read. */
-    uint64_t data;       /**< Where the tensors start in the file. */
-    uint64_t data_bytes; /**< From there to the end of the file. */
-    entry **entries;     /**< In the order of the header. */
+    bool has_metadata;   /**< True if the metadata of this file has been read. */
+    uint64_t data;       /**< Offset in the file at which the bytes of the tensors begin. */
+    uint64_t data_bytes; /**< Number of bytes from `data` to the end of the file. */
+    entry **entries;     /**< The tensors in the order of the header. */
     size_t count;
     size_t capacity;
-    wh_index names; /**< Entries by name. */
+    wh_index names; /**< Finds entries by name. */
 } reading;
 
 static wh_spot spot_of(const reading *r, const char *name, uint64_t offset) {
@@ -97,7 +97,7 @@ static wh_spot spot_of(const reading *r, const char *name, uint64_t offset) {
 static wherry_status read_dtype(const reading *r, const json_t *about, entry *e, uint64_t at, wherry_error *error) {
     const char *name = json_string_value(json_object_get(about, "dtype"));
     if (!name) {
-        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at), "it has no dtype");
+        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at), "its dtype is missing or not a string");
     }
     e->dtype = find_dtype(name);
     return e->dtype ? WHERRY_OK
@@ -108,18 +108,18 @@ static wherry_status read_dtype(const reading *r, const json_t *about, entry *e,
 static wherry_status read_shape(const reading *r, const json_t *about, entry *e, uint64_t at, wherry_error *error) {
     const json_t *shape = json_object_get(about, "shape");
     if (!json_is_array(shape)) {
-        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at), "it has no shape");
+        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at), "its shape is missing or not an array");
     }
     if (json_array_size(shape) > WHERRY_NDIM_MAX) {
-        return wh_file_fail(error, WHERRY_LIMIT, spot_of(r, e->name, at), "it has %zu dimensions; the limit is %d",
-                            json_array_size(shape), WHERRY_NDIM_MAX);
+        return wh_file_fail(error, WHERRY_LIMIT, spot_of(r, e->name, at),
+                            "the tensor has %zu dimensions; the limit is %d", json_array_size(shape), WHERRY_NDIM_MAX);
     }
     e->ndim = (uint32_t)json_array_size(shape);
     for (uint32_t i = 0; i < e->ndim; i++) {
         const json_t *size = json_array_get(shape, i);
         if (!json_is_integer(size) || json_integer_value(size) < 0) {
             return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at),
-                                "size %u of its shape is not a whole number", (unsigned)i);
+                                "size %u of its shape must be an integer of 0 or more", (unsigned)i);
         }
         e->shape[i] = json_integer_value(size);
     }
@@ -127,7 +127,8 @@ static wherry_status read_shape(const reading *r, const json_t *about, entry *e,
     if (e->dtype->packed > 1) {
         if (e->ndim == 0 || e->shape[e->ndim - 1] % e->dtype->packed != 0) {
             return wh_file_fail(error, WHERRY_UNSUPPORTED, spot_of(r, e->name, at),
-                                "its last dimension of %s does not fill whole bytes", e->dtype->name);
+                                "its last dimension must have an even size, because two %s elements share a byte",
+                                e->dtype->name);
         }
         e->shape[e->ndim - 1] /= e->dtype->packed;
     }
@@ -140,7 +141,8 @@ static wherry_status read_offsets(const reading *r, const json_t *about, entry *
     const json_t *end = json_array_get(offsets, 1);
     if (json_array_size(offsets) != 2 || !json_is_integer(begin) || !json_is_integer(end) ||
         json_integer_value(begin) < 0 || json_integer_value(end) < json_integer_value(begin)) {
-        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at), "its data_offsets are not [begin, end]");
+        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at),
+                            "its data_offsets must be two integers [begin, end] with 0 <= begin <= end");
     }
     e->begin = (uint64_t)json_integer_value(begin);
     e->end = (uint64_t)json_integer_value(end);
@@ -168,13 +170,14 @@ static bool has_name(const void *owner, size_t element, const void *key) {
     return strcmp(((const reading *)owner)->entries[element]->name, key) == 0;
 }
 
-/** Copies an entry to the list. */
+/** Adds a copy of an entry to the list. */
 static wherry_status add_entry(reading *r, const entry *read, uint64_t at, wherry_error *error) {
     size_t name_size = strlen(read->name);
     size_t shape_size = read->ndim * sizeof(*read->shape);
     uint64_t hash = wh_hash(read->name, name_size, 0);
     if (wh_index_find(&r->names, hash, has_name, r, read->name) != WH_INDEX_NONE) {
-        return wh_file_fail(error, WHERRY_REPEATED_KEY, spot_of(r, read->name, at), "the header lists it twice");
+        return wh_file_fail(error, WHERRY_REPEATED_KEY, spot_of(r, read->name, at),
+                            "the header lists the tensor twice");
     }
     entry *copy =
         WH_GROW(r->entries, r->capacity, r->count) ? wh_alloc(sizeof(*copy) + shape_size + name_size + 1) : NULL;
@@ -205,7 +208,7 @@ static wherry_status read_tensor(reading *r, const json_t *name, const json_t *a
     return add_entry(r, &read, at, error);
 }
 
-/* ---- all of them ---- */
+/* ---- all tensors of a file ---- */
 
 static int compare_begins(const void *one, const void *other) {
     const entry *a = *(entry *const *)one;
@@ -216,7 +219,7 @@ static int compare_begins(const void *one, const void *other) {
     return a->end < b->end ? -1 : a->end > b->end;
 }
 
-/** Checks that the tensors lie end to end, from the first byte to the last. */
+/** Checks that the tensors fill the data of the file without gaps or overlaps. */
 static wherry_status check_layout(reading *r, entry **sorted, wherry_error *error) {
     if (r->count > 0) {
         memcpy(sorted, r->entries, r->count * sizeof(*sorted));
@@ -226,16 +229,18 @@ static wherry_status check_layout(reading *r, entry **sorted, wherry_error *erro
     for (size_t i = 0; i < r->count; i++) {
         const entry *e = sorted[i];
         if (e->begin != end) {
-            return wh_file_fail(error, WHERRY_OUT_OF_BOUNDS, spot_of(r, e->name, r->data + e->begin),
-                                "it starts at byte %llu of the data, but the tensor before it ends at %llu: %s",
-                                (unsigned long long)e->begin, (unsigned long long)end,
-                                e->begin < end ? "they overlap" : "there is a gap");
+            return wh_file_fail(
+                error, WHERRY_OUT_OF_BOUNDS, spot_of(r, e->name, r->data + e->begin),
+                "the tensor starts at byte %llu of the data, but the tensors before it end at byte %llu: %s",
+                (unsigned long long)e->begin, (unsigned long long)end,
+                e->begin < end ? "they overlap" : "there is a gap");
         }
         end = e->end;
         if (end > r->data_bytes) {
-            return wh_file_fail(error, WHERRY_TRUNCATED, spot_of(r, e->name, r->data + r->data_bytes),
-                                "it ends at byte %llu, but the file has %llu bytes; get it again",
-                                (unsigned long long)r->data + end, (unsigned long long)r->data + r->data_bytes);
+            return wh_file_fail(
+                error, WHERRY_TRUNCATED, spot_of(r, e->name, r->data + r->data_bytes),
+                "the tensor ends at byte %llu, but the file has %llu bytes; copy or download the file again",
+                (unsigned long long)r->data + end, (unsigned long long)r->data + r->data_bytes);
         }
     }
     if (end < r->data_bytes) {
@@ -259,7 +264,7 @@ static wherry_status put_tensors(reading *r, wherry_error *error) {
         if (status == WHERRY_OK && (status = wherry_dict_put(r->tensors, e->name, value, error)) != WHERRY_OK) {
             wherry_value_destroy(value);
         }
-        wh_free(r->entries[i]); /* halves the peak memory */
+        wh_free(r->entries[i]); /* freeing each entry here halves the peak memory */
         r->entries[i] = NULL;
     }
     return status;
@@ -277,9 +282,12 @@ static wherry_status put_text(wherry_value *dict, const char *name, const json_t
 }
 
 typedef struct metadata_reading {
-    /** Of this file: finds a repeated name, which another shard may have too. */
+    /**
+     * The metadata of this file only. It is used to find repeated names; the same name in two
+     * shards is allowed.
+     */
     wherry_value *own;
-    wherry_value *all; /**< Of all shards. */
+    wherry_value *all; /**< The metadata of all files that were read so far. */
 } metadata_reading;
 
 static wherry_status read_text(void *context, wh_json *json, const json_t *name, wherry_error *error) {
@@ -287,11 +295,12 @@ static wherry_status read_text(void *context, wh_json *json, const json_t *name,
     json_t *text = NULL;
     wherry_status status = wh_json_value(json, json->size, &text, error);
     if (status == WHERRY_OK && !json_is_string(text)) {
-        status = wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "a value of its metadata is not a string");
+        status = wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "a value of the metadata is not a string");
     } else if (status == WHERRY_OK) {
         status = put_text(m->own, json_string_value(name), text, error);
         if (status == WHERRY_DUPLICATE_KEY) {
-            status = wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json), "its metadata has a name twice");
+            status =
+                wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json), "a name occurs twice in the metadata");
         } else if (status == WHERRY_OK && !wherry_dict_get(m->all, json_string_value(name))) {
             status = put_text(m->all, json_string_value(name), text, error);
         }
@@ -316,15 +325,15 @@ static wherry_status read_member(void *context, wh_json *json, const json_t *nam
     if (strcmp(json_string_value(name), WH_SAFETENSORS_METADATA) == 0) {
         if (r->has_metadata) {
             return wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json),
-                                "it has " WH_SAFETENSORS_METADATA " twice");
+                                "the header has " WH_SAFETENSORS_METADATA " twice");
         }
         r->has_metadata = true;
         return wh_json_take_null(json) ? WHERRY_OK
-                                       /* as the reference library: null is none */
+                                       /* like the reference library, treat null as no metadata */
                                        : read_metadata(r, json, error);
     }
     if (r->count >= r->file->limits.values) {
-        return wh_file_fail(error, WHERRY_LIMIT, wh_json_spot(json), "it has more than %llu tensors",
+        return wh_file_fail(error, WHERRY_LIMIT, wh_json_spot(json), "the file has more tensors than the limit of %llu",
                             (unsigned long long)r->file->limits.values);
     }
     json_t *about = NULL;
@@ -342,14 +351,17 @@ static wherry_status read_length(const wherry_file *file, const wh_mapping *mapp
     uint64_t length = wh_load_le64(bytes);
     uint64_t most = wh_min(file->limits.manifest_bytes, WH_SAFETENSORS_HEADER_MAX);
     if (length > most) {
-        return wh_file_fail(error, WHERRY_LIMIT, wh_spot_byte(mapping->path, 0),
-                            "a header of %llu bytes is above the limit of %llu: not a safetensors file, or damaged",
-                            (unsigned long long)length, (unsigned long long)most);
+        return wh_file_fail(
+            error, WHERRY_LIMIT, wh_spot_byte(mapping->path, 0),
+            "the header has %llu bytes, but the limit is %llu; the file is damaged or not safetensors, or "
+            "limits.manifest_bytes is too low",
+            (unsigned long long)length, (unsigned long long)most);
     }
     if (length > mapping->size - WH_SAFETENSORS_LENGTH) {
-        return wh_file_fail(error, WHERRY_TRUNCATED, wh_spot_byte(mapping->path, mapping->size),
-                            "the file has %llu bytes, but its header alone takes %llu; get it again",
-                            (unsigned long long)mapping->size, (unsigned long long)length);
+        return wh_file_fail(
+            error, WHERRY_TRUNCATED, wh_spot_byte(mapping->path, mapping->size),
+            "the file has %llu bytes, but its header ends at byte %llu; copy or download the file again",
+            (unsigned long long)mapping->size, (unsigned long long)length + WH_SAFETENSORS_LENGTH);
     }
     *length_p = length;
     return WHERRY_OK;

@@ -1,6 +1,6 @@
 /*
- * Writing safetensors. The header keeps the order of the state. The bytes are sorted by the width
- * of their elements, so that each tensor is aligned to its elements.
+ * Writing safetensors. The header keeps the order of the state. The tensors are sorted by the size
+ * of their elements, so that each tensor is aligned to its element size.
  */
 #include "file/safetensors.h"
 
@@ -13,10 +13,10 @@
 #include "base/error.h"
 #include "file/json.h"
 
-/** Alignment of the first tensor in the file. */
+/** Alignment of the first tensor in the file, in bytes. */
 enum { ALIGNMENT = 64 };
 
-/** Sorts by width, widest first, then by number. */
+/** The sort key of a tensor: the widest elements come first, then the lowest number. */
 typedef struct width_rank {
     uint32_t width;
     size_t number;
@@ -31,7 +31,7 @@ static int compare_ranks(const void *one, const void *other) {
     return a->number < b->number ? -1 : a->number > b->number;
 }
 
-/** Sets the offsets of the tensors, counted from the first one. */
+/** Computes the offset of each tensor, relative to the first tensor in the file. */
 static wherry_status set_offsets(const wh_names *names, const size_t *numbers, size_t count, wh_layout *layout,
                                  uint64_t *end_p, wherry_error *error) {
     width_rank *ranks = wh_alloc_array(count, sizeof(*ranks));

@@ -1,7 +1,7 @@
 /*
- * Sharded safetensors: `NAME.safetensors.index.json` has a weight_map from the name of each tensor
- * to the file that holds it, in the same folder. Every tensor of the map must be in its file, and
- * every tensor of a file in the map.
+ * Sharded safetensors. The index `NAME.safetensors.index.json` contains a weight_map, which maps
+ * the name of each tensor to the file that contains it, in the same folder. Every tensor in the map
+ * must be in its file, and every tensor in a file must be in the map.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 
 enum {
     SHARDS_MAX = 10000,
-    SKIPPED_MAX = 16 << 20, /**< Largest member that is not the weight_map, in bytes. */
+    SKIPPED_MAX = 16 << 20, /**< Maximum size in bytes of a member other than the weight_map. */
 };
 
 /* ---- reading ---- */
@@ -25,21 +25,25 @@ enum {
 /** An open shard. */
 typedef struct shard {
     char *name;
-    wherry_value *tensors; /**< By name. */
-    size_t used;           /**< Tensors that the weight_map names. */
+    wherry_value *tensors; /**< The tensors by name. */
+    /** Number of tensors in this shard that the weight_map has named so far. */
+    size_t used;
 } shard;
 
 typedef struct reading {
     wherry_file *file;
-    const char *path; /**< Of the index. */
+    const char *path; /**< The path of the index. */
     shard *shards;
     size_t count;
     size_t capacity;
     wherry_value *metadata;
-    bool has_map; /**< The weight_map has been read. */
+    bool has_map; /**< True if the weight_map has been read. */
 } reading;
 
-/** The path of a file in the folder of another one; free with wh_free. NULL if out of memory. */
+/**
+ * Builds the path of a file in the same folder as another file. @return the path, which the caller
+ * frees with wh_free; NULL if out of memory.
+ */
 static char *sibling_path(const char *path, const char *name) {
     wh_string text = {0};
     const char *slash = strrchr(path, '/');
@@ -51,10 +55,11 @@ static char *sibling_path(const char *path, const char *name) {
 static wherry_status open_shard(reading *r, const char *name, wherry_error *error) {
     if (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
         return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path),
-                            "the shard '%.100s' is not the name of a file in the same folder", name);
+                            "the weight_map names the shard '%.100s', which is not a plain file name", name);
     }
     if (r->count >= SHARDS_MAX) {
-        return wh_file_fail(error, WHERRY_LIMIT, wh_spot_file(r->path), "it has more than %d shards", SHARDS_MAX);
+        return wh_file_fail(error, WHERRY_LIMIT, wh_spot_file(r->path), "the index has more than %d shards",
+                            SHARDS_MAX);
     }
     char *path = sibling_path(r->path, name);
     shard opened = {.name = wh_copy_text(name, strlen(name))};
@@ -81,8 +86,8 @@ static wherry_status open_shard(reading *r, const char *name, wherry_error *erro
 }
 
 /**
- * Finds a shard by name, or opens it. Searches from the last one: neighbours in the map usually
- * share a shard.
+ * Finds a shard by name, or opens it. Searches backwards from the last shard, because neighbours in
+ * the map are usually in the same shard.
  */
 static wherry_status find_shard(reading *r, const char *name, shard **shard_p, wherry_error *error) {
     for (size_t i = r->count; i-- > 0;) {
@@ -102,13 +107,14 @@ static wherry_status add_entry(reading *r, const json_t *name, const json_t *whe
     const char *text = json_string_value(name);
     wh_spot spot = {r->path, text, json_string_length(name), UINT64_MAX};
     if (!json_is_string(where)) {
-        return wh_file_fail(error, WHERRY_MALFORMED, spot, "its entry in the weight_map is not a string");
+        return wh_file_fail(error, WHERRY_MALFORMED, spot, "the entry of the tensor in the weight_map is not a string");
     }
     shard *in = NULL;
     WH_TRY(find_shard(r, json_string_value(where), &in, error));
     const wherry_value *found = wherry_dict_get(in->tensors, text);
     if (!found) {
-        return wh_file_fail(error, WHERRY_MALFORMED, spot, "it is not in %.100s, although the weight_map says so",
+        return wh_file_fail(error, WHERRY_MALFORMED, spot,
+                            "the weight_map says that the tensor is in %.100s, but that file does not contain it",
                             in->name);
     }
     wherry_value *copy;
@@ -116,7 +122,7 @@ static wherry_status add_entry(reading *r, const json_t *name, const json_t *whe
     if (status == WHERRY_OK && (status = wherry_dict_put(r->file->state, text, copy, error)) != WHERRY_OK) {
         wherry_value_destroy(copy);
         if (status == WHERRY_DUPLICATE_KEY) {
-            return wh_file_fail(error, WHERRY_REPEATED_KEY, spot, "the weight_map lists it twice");
+            return wh_file_fail(error, WHERRY_REPEATED_KEY, spot, "the weight_map lists the tensor twice");
         }
     }
     in->used += status == WHERRY_OK;
@@ -136,7 +142,7 @@ static wherry_status read_member(void *context, wh_json *json, const json_t *nam
     reading *r = context;
     if (strcmp(json_string_value(name), "weight_map") == 0) {
         if (r->has_map) {
-            return wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json), "it has two weight_maps");
+            return wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json), "the index has two weight_maps");
         }
         r->has_map = true;
         return wh_json_members(json, read_entry, r, error);
@@ -151,13 +157,13 @@ static wherry_status read_index(reading *r, wh_json *json, wherry_error *error) 
     WH_TRY(wh_json_members(json, read_member, r, error));
     WH_TRY(wh_json_end(json, error));
     if (!r->has_map) {
-        return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path), "it has no weight_map");
+        return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path), "the index has no weight_map");
     }
     for (size_t i = 0; i < r->count; i++) {
         if (r->shards[i].used != wherry_dict_count(r->shards[i].tensors)) {
             return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path),
-                                "the shard %.100s has %zu tensors, but the weight_map names %zu", r->shards[i].name,
-                                wherry_dict_count(r->shards[i].tensors), r->shards[i].used);
+                                "the shard %.100s has %zu tensors, but the weight_map names %zu of them",
+                                r->shards[i].name, wherry_dict_count(r->shards[i].tensors), r->shards[i].used);
         }
     }
     return WHERRY_OK;
@@ -169,7 +175,7 @@ static wherry_status open_index(wherry_file *file, wherry_error *error) {
     char *text = NULL;
     uint64_t most = wh_min(file->limits.manifest_bytes, WH_SAFETENSORS_HEADER_MAX);
     if (index->size > most) {
-        return wh_file_fail(error, WHERRY_LIMIT, wh_spot_file(r.path), "%llu bytes is above the limit of %llu",
+        return wh_file_fail(error, WHERRY_LIMIT, wh_spot_file(r.path), "the index has %llu bytes; the limit is %llu",
                             (unsigned long long)index->size, (unsigned long long)most);
     }
     wherry_status status = wh_mapping_copy(index, 0, (size_t)index->size, &text, error);
@@ -198,12 +204,10 @@ static wherry_status open_index(wherry_file *file, wherry_error *error) {
 
 /* ---- writing ---- */
 
-/**
- * How the tensors are split into shards: shard i has the tensors from begins[i] to begins[i + 1].
- */
+/** How the tensors are split into shards: shard i has tensors begins[i] to begins[i + 1] - 1. */
 typedef struct split {
     size_t *begins;
-    size_t count; /**< Shards. */
+    size_t count; /**< Number of shards. */
 } split;
 
 static wherry_status split_shards(const wh_names *names, uint64_t most, split *split_p, wherry_error *error) {
@@ -229,7 +233,7 @@ static wherry_status split_shards(const wh_names *names, uint64_t most, split *s
     return WHERRY_OK;
 }
 
-/** Appends NAME-00001-of-00003.safetensors. */
+/** Appends the name of a shard, such as NAME-00001-of-00003.safetensors. */
 static void append_shard_name(wh_string *out, const char *stem, size_t stem_size, size_t number, size_t count) {
     wh_string_append(out, stem, stem_size);
     wh_string_format(out, "-%05zu-of-%05zu.safetensors", number + 1, count);

@@ -2,15 +2,21 @@
  * Writing checkpoint files: layouts, part files, and the functions of wherry/file.h that write.
  *
  * Invariants:
- *  1. A file is written as `.NAME.part` in the same folder and renamed when it is complete.
- *     Somebody who opens the name gets the old file or the new one, never a half.
- *  2. Disk space is reserved before the mapping is handed out, so a store to the mapping cannot
- *     fail.
- *  3. One writer at a time has a part: it holds flock() until it is destroyed.
- *  4. Of several files, those that name others are renamed last.
+ *  1. A file is written as `.NAME.part` in the same folder and renamed when it is complete. So a
+ *     process that opens NAME gets the complete old file or the complete new file.
+ *  2. Disk space is reserved before the mapping is handed out, so that writing to the mapping
+ *     cannot fail. A file system that cannot reserve space is an exception: if it is full, writing
+ *     raises SIGBUS.
+ *  3. Only one writer at a time can use a part file. The writer holds a flock() on the part file
+ *     until the writer is destroyed.
+ *  4. A file that names other files is renamed after them.
  *
- *    (none) -> begun: wherry_file_writer_create       begun -> finished: wherry_file_writer_finish
- *    begun -> begun: a failed finish, to be repeated  any -> (none): wherry_file_writer_destroy
+ * States of a writer:
+ *
+ *     (none) -> begun      wherry_file_writer_create
+ *     begun  -> finished   wherry_file_writer_finish
+ *     begun  -> begun      a failed wherry_file_writer_finish, which can be repeated
+ *     any    -> (none)     wherry_file_writer_destroy
  */
 #include "file/writer.h"
 
@@ -114,12 +120,12 @@ wherry_prepare_options wh_file_prepare_options(void) {
     return options;
 }
 
-/* ---- a state on other storages ---- */
+/* ---- copying a state to other storages ---- */
 
 typedef struct replacement {
     wherry_storage *const *storages;
     const uint32_t *storage_of;
-    size_t next; /**< Number of the next tensor. */
+    size_t next; /**< The number of the next tensor. */
 } replacement;
 
 static wherry_status replace_tensor(replacement *r, const wherry_value *from, wherry_value **value_p,
@@ -227,39 +233,45 @@ wherry_status wh_map_state(const wherry_value *state, wh_mapping *const *mapping
 
 /* ---- part files ---- */
 
-/** Attempts to open and lock a part that other processes keep finishing and renaming. */
+/**
+ * Maximum number of attempts to open and lock a part file, if other processes keep renaming or
+ * removing it.
+ */
 enum { OPEN_ATTEMPTS = 100 };
 
-/** Largest size of one pwrite(), which Linux limits to just under 2 GiB. */
+/** Maximum number of bytes per pwrite(). Linux allows slightly less than 2 GiB. */
 enum { WRITE_MAX = 1 << 30 };
 
 /**
- * True if the open file still has that name: another process may have renamed it before we locked
- * it.
+ * True if the open file still has this path. Another process may have renamed or removed the file
+ * before this process locked it.
  */
 static bool has_name(const char *path, const struct stat *info) {
     struct stat named;
     return lstat(path, &named) == 0 && named.st_dev == info->st_dev && named.st_ino == info->st_ino;
 }
 
-/** @return 1: open and locked; 0: try again; -1: failed. */
+/**
+ * Tries once to open and lock a part file. @return 1 if it is open and locked; 0 to try again; -1
+ * if it failed.
+ */
 static int try_open(const char *part, uint32_t mode, int *fd_p, uint64_t *size_p, wherry_status *status_p,
                     wherry_error *error) {
     struct stat info;
     int fd = open(part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK, (mode_t)mode);
     if (fd < 0) {
-        *status_p = wh_file_fail_errno(error, errno, part, "cannot create it");
+        *status_p = wh_file_fail_errno(error, errno, part, "cannot open or create the file");
         return -1;
     }
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
         *status_p = errno == EWOULDBLOCK
                         ? wh_file_fail(error, WHERRY_REFUSED, wh_spot_file(part),
-                                       "another process, or another writer in this one, is writing it; wait for it")
-                        : wh_file_fail_errno(error, errno, part, "cannot lock it");
+                                       "another process or writer is writing this file; wait until it has finished")
+                        : wh_file_fail_errno(error, errno, part, "cannot lock the file");
     } else if (fstat(fd, &info) != 0) {
-        *status_p = wh_file_fail_errno(error, errno, part, "cannot read its attributes");
+        *status_p = wh_file_fail_errno(error, errno, part, "cannot read the file's attributes");
     } else if (!S_ISREG(info.st_mode)) {
-        *status_p = wh_file_fail_errno(error, EEXIST, part, "it exists and is not a regular file; remove it");
+        *status_p = wh_file_fail_errno(error, EEXIST, part, "the path exists and is not a regular file; remove it");
     } else if (has_name(part, &info)) {
         *fd_p = fd;
         *size_p = (uint64_t)info.st_size;
@@ -273,9 +285,9 @@ static int try_open(const char *part, uint32_t mode, int *fd_p, uint64_t *size_p
 }
 
 /**
- * Opens or creates a part, and locks it.
+ * Opens or creates a part file, and locks it.
  * @param size_p  its current size.
- * @return WHERRY_OK; WHERRY_REFUSED if another writer has it; WHERRY_SYSTEM.
+ * @return WHERRY_OK; WHERRY_REFUSED if other writers use it; WHERRY_SYSTEM.
  */
 static wherry_status open_part(const char *part, uint32_t mode, int *fd_p, uint64_t *size_p, wherry_error *error) {
     wherry_status status = WHERRY_OK;
@@ -284,12 +296,16 @@ static wherry_status open_part(const char *part, uint32_t mode, int *fd_p, uint6
         result = try_open(part, mode, fd_p, size_p, &status, error);
     }
     if (result == 0) {
-        status = wh_file_fail(error, WHERRY_REFUSED, wh_spot_file(part), "other processes keep writing it");
+        status = wh_file_fail(error, WHERRY_REFUSED, wh_spot_file(part),
+                              "other processes keep writing this file; try again later");
     }
     return result > 0 ? WHERRY_OK : status;
 }
 
-/** Reserves disk space. A file system that cannot do it is used as it is. */
+/**
+ * Reserves disk space. Does nothing and succeeds if the file system does not support that.
+ * @return 0; -1 on failure, with errno set.
+ */
 static int reserve(int fd, uint64_t offset, uint64_t size) {
     int result = 0;
     while (size > 0 && (result = fallocate(fd, 0, (off_t)offset, (off_t)size)) != 0 && errno == EINTR) {
@@ -298,8 +314,11 @@ static int reserve(int fd, uint64_t offset, uint64_t size) {
 }
 
 /**
- * Reserves the header, which lies before the first range, and the ranges. Ranges close to each
- * other are reserved together: one call per small tensor would take longer than writing it.
+ * Reserves disk space for the ranges of a file, and for everything before its first range. If the
+ * file has no ranges, reserves space for the whole file. Successive ranges that are close together
+ * are reserved with one call, because one call per small tensor would take longer than writing the
+ * tensor.
+ * @return 0; -1 on failure, with errno set.
  */
 static int reserve_ranges(const wh_file_range *ranges, size_t count, size_t file, int fd, uint64_t size) {
     enum { GAP = 1 << 16 };
@@ -334,7 +353,7 @@ static wherry_status write_all(const wh_mapping *mapping, uint64_t offset, const
         uint64_t most = size - done < WRITE_MAX ? size - done : WRITE_MAX;
         ssize_t put = pwrite(mapping->fd, (const char *)bytes + done, (size_t)most, (off_t)(offset + done));
         if (put < 0 && errno != EINTR) {
-            return wh_file_fail_errno(error, errno, mapping->path, "cannot write it");
+            return wh_file_fail_errno(error, errno, mapping->path, "cannot write the file");
         }
         done += put > 0 ? (uint64_t)put : 0;
     }
@@ -354,8 +373,8 @@ static wherry_status sync_folder(const char *folder, wherry_error *error) {
 }
 
 /**
- * True if an existing part has the headers of this layout: its bytes are then of a state of the
- * same layout.
+ * True if an existing part file has the headers of this layout. In that case, it was begun for a
+ * state with the same layout.
  */
 static bool has_headers(const wh_layout *layout, size_t file, const wh_mapping *mapping) {
     bool same = true;
@@ -373,7 +392,7 @@ static bool has_headers(const wh_layout *layout, size_t file, const wh_mapping *
     return same;
 }
 
-/** Creates or resumes one file: locked, reserved, with its headers, mapped. */
+/** Creates or resumes one file: locks it, reserves disk space, writes the headers and maps it. */
 static wherry_status create_file(wh_layout *layout, size_t file, const wherry_file_write_options *options,
                                  wherry_error *error) {
     wh_layout_file *about = layout->files + file;
@@ -392,9 +411,12 @@ static wherry_status create_file(wh_layout *layout, size_t file, const wherry_fi
         (options->flags & WHERRY_FILE_RESUME) && size == about->size && has_headers(layout, file, about->mapping);
     bool too_large = about->size > INT64_MAX;
     if (!about->resumed && (too_large || ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)about->size) != 0)) {
-        return wh_file_fail_errno(error, too_large ? EFBIG : errno, about->path, "cannot give it its size");
+        return wh_file_fail_errno(error, too_large ? EFBIG : errno, about->path, "cannot set the size of the file");
     }
-    /* Bytes that no tensor covers get no space. A resumed part may lack some: its writer failed. */
+    /*
+     * A resumed part file may lack space too, if its first writer failed early. Large gaps that no
+     * tensor covers get no space.
+     */
     const wh_file_range *ranges = layout->covered ? layout->covered : layout->ranges;
     size_t count = layout->covered ? layout->covered_count : layout->range_count;
     if (reserve_ranges(ranges, count, file, fd, about->size) != 0) {
@@ -412,8 +434,8 @@ static wherry_status create_file(wh_layout *layout, size_t file, const wherry_fi
 /* ---- copying a state in memory ---- */
 
 /**
- * A run of at least this size is written by pwrite(), which need not touch new pages; less is
- * copied to the mapping.
+ * A run of at least this many bytes is written with pwrite(), which causes no page faults in the
+ * mapping. A shorter run is copied to the mapping.
  */
 enum { WRITE_FROM = 16 << 10 };
 
@@ -426,7 +448,7 @@ static wherry_status check_memory(const wherry_storage *storage, wherry_error *e
                    "a tensor of the state is on a device, or has no memory; copy it to the host first");
 }
 
-/** Writes bytes at `offset` of a range. */
+/** Writes bytes at `offset` within a range. */
 static wherry_status write_run(const wh_layout *layout, const wh_file_range *range, uint64_t offset, const void *bytes,
                                uint64_t size, wherry_error *error) {
     const wh_mapping *mapping = layout->files[range->file].mapping;
@@ -437,7 +459,10 @@ static wherry_status write_run(const wh_layout *layout, const wh_file_range *ran
     return WHERRY_OK;
 }
 
-/** Writes each run of an extent. Its levels count like the digits of a number. */
+/**
+ * Writes each run of an extent. The indices of its levels are incremented like the digits of a
+ * number.
+ */
 static wherry_status write_extent(const wh_layout *layout, const wh_file_range *range, const char *data,
                                   const wherry_extent *extent, wherry_error *error) {
     uint64_t digits[WHERRY_NDIM_MAX] = {0};
@@ -463,7 +488,10 @@ static wherry_status write_extent(const wh_layout *layout, const wh_file_range *
     }
 }
 
-/** Ranges are storages: writes what the tensors cover of each. */
+/**
+ * Fills a layout whose ranges are storages. Writes only those bytes of a storage that tensors
+ * cover.
+ */
 static wherry_status fill_storages(const wh_layout *layout, const wherry_value *state, wherry_error *error) {
     wherry_prepared *prepared;
     wherry_prepare_options options = wh_file_prepare_options();
@@ -482,7 +510,7 @@ static wherry_status fill_storages(const wh_layout *layout, const wherry_value *
     return status;
 }
 
-/** Ranges are dense tensors. */
+/** Fills a layout whose ranges are dense tensors. */
 static wherry_status fill_tensors(const wh_layout *layout, const wherry_value *state, wherry_error *error) {
     wherry_flat *flat;
     WH_TRY(wherry_flatten(state, &flat, error));
@@ -515,9 +543,10 @@ struct wherry_file_writer {
     char *folder;
     wh_layout layout;
     wherry_value *target;
-    size_t renamed; /**< Files that have their final name. */
+    size_t renamed; /**< Number of files that already have their final name. */
     bool resumed;
-    bool begun; /**< The target exists: the part may hold bytes of tensors. */
+    /** True if the target exists, so that the part files may contain bytes of tensors. */
+    bool begun;
     bool finished;
 };
 
@@ -568,11 +597,12 @@ static wherry_status take_options(const wherry_file_write_options *given, wherry
                        "options.struct_size is not set; call wherry_file_write_options_init");
     }
     if (options->flags & ~(uint32_t)WHERRY_FILE_WRITE_FLAGS) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "flags 0x%x has bits that this version does not know",
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "options.flags 0x%x has bits that this version does not know",
                        (unsigned)options->flags);
     }
     if (options->rank < -1) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank is %lld; it must be at least 0, or -1 for none",
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "options.rank is %lld; it must be at least 0, or -1 if the rank is unknown",
                        (long long)options->rank);
     }
     return WHERRY_OK;
@@ -593,7 +623,7 @@ wherry_status wherry_file_writer_create(const char *path, const wherry_value *st
     const wh_format *format = wh_format_get(chosen.format ? chosen.format : wherry_file_format_of(path));
     if (!format) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "the name '%.200s' does not say the format; use .safetensors, .safetensors.index.json or "
+                       "the name '%.200s' does not determine the format; use .safetensors, .safetensors.index.json or "
                        ".wherry, or set options.format",
                        path);
     }
@@ -628,13 +658,13 @@ wherry_status wherry_file_writer_finish(wherry_file_writer *writer, wherry_error
         writer->format->seal && writer->renamed == 0 ? writer->format->seal(layout, error) : WHERRY_OK;
     for (size_t i = 0; i < layout->file_count && sync && status == WHERRY_OK; i++) {
         if (fsync(layout->files[i].mapping->fd) != 0) {
-            status = wh_file_fail_errno(error, errno, layout->files[i].path, "cannot sync it");
+            status = wh_file_fail_errno(error, errno, layout->files[i].path, "cannot sync the file");
         }
     }
     for (; status == WHERRY_OK && writer->renamed < layout->file_count; writer->renamed++) {
         const wh_layout_file *file = layout->files + writer->renamed;
         if (rename(file->part, file->path) != 0) {
-            status = wh_file_fail_errno(error, errno, file->path, "cannot rename the finished file to its name");
+            status = wh_file_fail_errno(error, errno, file->path, "cannot rename the finished file to its final name");
             break;
         }
     }
@@ -653,12 +683,13 @@ void wherry_file_writer_destroy(wherry_file_writer *writer) {
     for (size_t i = 0; i < writer->layout.file_count; i++) {
         const wh_layout_file *file = writer->layout.files + i;
         if (!file->mapping) {
-            continue; /* never opened; another process may be writing it */
+            /* This writer has not opened the file. Another process may be writing it. */
+            continue;
         }
         if (i >= writer->renamed && !(keep && (writer->begun || file->resumed))) {
             unlink(file->part);
         }
-        /* a state that outlives the writer keeps the file open */
+        /* Unlock now, because a state that outlives the writer keeps the file open. */
         flock(file->mapping->fd, LOCK_UN);
     }
     wherry_value_destroy(writer->target);

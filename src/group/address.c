@@ -1,4 +1,4 @@
-/* Parsing the address of a group. Text only, no sockets. */
+/* Parses the address of a group. Does not open sockets. */
 #include "group/address.h"
 
 #include <arpa/inet.h>
@@ -17,11 +17,11 @@
 #include "base/text.h"
 
 enum {
-    /** The longest host name in DNS. */
+    /** Maximum length of a host name in DNS. */
     HOST_MAX = 253,
-    /** Without the final zero. */
+    /** Maximum length of the path of a Unix socket, without the final zero. */
     SOCKET_PATH_MAX = sizeof(((struct sockaddr_un *)NULL)->sun_path) - 1,
-    /** Bytes of the input that a message quotes. */
+    /** A message quotes at most this many bytes of the input. */
     SHOWN_MAX = 80,
 };
 
@@ -31,7 +31,7 @@ typedef struct span {
     size_t size;
 } span;
 
-/** The keys of a query, those of env:// first. */
+/** The keys of a query. env:// allows only the first two. */
 enum { KEY_JOB, KEY_SHORTCUT, KEY_RANK, KEY_SIZE, KEYS };
 static const char *const key_names[KEYS] = {"job", "shortcut", "rank", "size"};
 
@@ -39,10 +39,11 @@ typedef struct parser {
     wh_environment environment;
     void *context;
     wherry_error *error;
-    const char *example; /**< Of a correct address, for messages. */
-    const char *where;   /**< What names the meeting points, for messages. */
-    char *values[KEYS];  /**< Of the query, decoded; NULL: absent. */
-    size_t capacity;     /**< Of address.meeting. */
+    const char *example; /**< A correct address, for messages. */
+    /** For messages: "the address" or "WHERRY_RENDEZVOUS", from which the meeting points come. */
+    const char *where;
+    char *values[KEYS]; /**< The decoded value of each key; NULL: absent. */
+    size_t capacity;    /**< The capacity of address.meeting. */
     wh_group_address address;
 } parser;
 
@@ -51,8 +52,8 @@ static span span_of(const char *text) {
 }
 
 /**
- * Cuts off everything up to the first mark, and the mark. @return false if there is none: then
- * part_p is everything, and rest is empty.
+ * Splits `rest` at the first `mark`. *part_p is the text before it, and *rest the text after it.
+ * @return false if there is no mark: *part_p is then the whole text, and *rest is empty.
  */
 static bool split(span *rest, char mark, span *part_p) {
     const char *at = memchr(rest->text, mark, rest->size);
@@ -67,7 +68,7 @@ typedef struct shown {
     char text[SHOWN_MAX + sizeof("...")];
 } shown;
 
-/** Makes a part of the input short and printable, for a message. */
+/** Returns a short and printable copy of a part of the input, for a message. */
 static shown show(span piece) {
     shown result;
     size_t size = piece.size < SHOWN_MAX ? piece.size : SHOWN_MAX;
@@ -83,7 +84,7 @@ static shown show_text(const char *text) {
     return show(span_of(text));
 }
 
-/** @return WHERRY_INVALID_ARGUMENT, with the message and an example. */
+/** Fills the error with the message and an example. @return WHERRY_INVALID_ARGUMENT. */
 static wherry_status refuse(const parser *p, const char *format, ...) WHERRY_PRINTF(2, 3);
 static wherry_status refuse(const parser *p, const char *format, ...) {
     char what[512];
@@ -135,8 +136,8 @@ static wherry_status take_rank(parser *p, const char *rank_name, const char *ran
                       INT32_MAX);
     }
     if (rank >= size) {
-        return refuse(p, "%s is %" PRIu32 " and %s is %" PRIu32 ", but ranks start at 0 and are below the size",
-                      rank_name, rank, size_name, size);
+        return refuse(p, "%s is %" PRIu32 " and %s is %" PRIu32 ", but ranks are 0 to size - 1", rank_name, rank,
+                      size_name, size);
     }
     p->address.rank = (int32_t)rank;
     p->address.size = (int32_t)size;
@@ -161,7 +162,7 @@ static wherry_status take_job(parser *p, const char *job) {
     return p->address.job ? WHERRY_OK : no_memory(p);
 }
 
-/** @return true if it has only characters of host names and interface names. */
+/** True if the text has only characters that host names and interface names may have. */
 static bool is_word(span text) {
     for (size_t i = 0; i < text.size; i++) {
         char c = text.text[i];
@@ -192,7 +193,8 @@ static bool is_ipv6(span host) {
 }
 
 /**
- * @return true for a name or an IPv4 address. "10" is neither, but a resolver reads it as 0.0.0.10.
+ * True for a host name or an IPv4 address. Rejects a number such as "10", because a resolver would
+ * read it as 0.0.0.10.
  */
 static bool is_name(span host) {
     bool numeric = true;
@@ -213,7 +215,7 @@ static wherry_status add_endpoint(parser *p, span host, uint16_t port) {
     return WHERRY_OK;
 }
 
-/** Splits HOST:PORT, where an IPv6 host has brackets, and checks the host. */
+/** Splits HOST:PORT and checks the host. An IPv6 host must have brackets. */
 static wherry_status split_endpoint(const parser *p, span endpoint, span *host_p, span *port_p) {
     span rest = endpoint;
     bool bracket = rest.size > 0 && rest.text[0] == '[';
@@ -224,7 +226,7 @@ static wherry_status split_endpoint(const parser *p, span endpoint, span *host_p
         }
         span between;
         if (!split(&rest, ':', &between) || between.size) {
-            return refuse(p, "%s has '%s': ':' and a port must follow ']'", p->where, show(endpoint).text);
+            return refuse(p, "%s has '%s', in which no colon and port follow the ']'", p->where, show(endpoint).text);
         }
     } else if (!split(&rest, ':', host_p)) {
         return endpoint.size ? refuse(p, "%s has '%s', which has no port", p->where, show(endpoint).text)
@@ -235,7 +237,7 @@ static wherry_status split_endpoint(const parser *p, span endpoint, span *host_p
                       p->where, show(endpoint).text);
     }
     if (host_p->size == 0) {
-        return refuse(p, "%s has '%s', whose host is empty", p->where, show(endpoint).text);
+        return refuse(p, "%s has '%s', which has no host", p->where, show(endpoint).text);
     }
     if (bracket ? !is_ipv6(*host_p) : !is_name(*host_p)) {
         return refuse(p, "%s has the host '%s', which is not %s", p->where, show(*host_p).text,
@@ -245,7 +247,7 @@ static wherry_status split_endpoint(const parser *p, span endpoint, span *host_p
     return WHERRY_OK;
 }
 
-/** Parses HOST:PORT,HOST:PORT,... @param zero  a single one may have port 0. */
+/** Parses HOST:PORT,HOST:PORT,... If `zero` is true, a single meeting point may have port 0. */
 static wherry_status parse_endpoints(parser *p, span list, bool zero) {
     bool more = true;
     uint32_t number = 0;
@@ -267,14 +269,7 @@ static wherry_status parse_endpoints(parser *p, span list, bool zero) {
     return WHERRY_OK;
 }
 
-static int hex_digit(char c) {
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
-/** Decodes percent escapes. *text_p is the caller's. */
+/** Decodes percent escapes. The caller frees *text_p. */
 static wherry_status decode(const parser *p, span escaped, char **text_p) {
     char *text = wh_alloc(escaped.size + 1);
     if (!text) {
@@ -287,8 +282,8 @@ static wherry_status decode(const parser *p, span escaped, char **text_p) {
         if (c == '#') {
             fault = "'#' must be written as %23";
         } else if (c == '%') {
-            int high = escaped.size - at > 2 ? hex_digit(escaped.text[at + 1]) : -1;
-            int low = escaped.size - at > 2 ? hex_digit(escaped.text[at + 2]) : -1;
+            int high = escaped.size - at > 2 ? wh_hex_digit(escaped.text[at + 1]) : -1;
+            int low = escaped.size - at > 2 ? wh_hex_digit(escaped.text[at + 2]) : -1;
             c = high < 0 || low < 0 ? '\0' : (char)(high * 16 + low);
             fault = c ? NULL : "'%' is not followed by two hexadecimal digits other than 00";
             at += 2;
@@ -304,7 +299,7 @@ static wherry_status decode(const parser *p, span escaped, char **text_p) {
     return WHERRY_OK;
 }
 
-/** Parses KEY=VALUE&KEY=VALUE... after '?'. @param keys  how many of the keys are allowed. */
+/** Parses KEY=VALUE&KEY=VALUE... after '?'. Only the first `keys` keys are allowed. */
 static wherry_status parse_query(parser *p, span query, int keys) {
     bool more = query.size > 0;
     while (more) {
@@ -320,7 +315,7 @@ static wherry_status parse_query(parser *p, span query, int keys) {
             i++;
         }
         if (i == keys) {
-            return refuse(p, "the address has the unknown key '%s'; it may have %s", show(key).text,
+            return refuse(p, "the address has the unknown key '%s'; the allowed keys are %s", show(key).text,
                           keys == KEYS ? "rank, size, job and shortcut" : "job and shortcut");
         }
         if (p->values[i]) {
@@ -340,7 +335,7 @@ static wherry_status take_shortcut(parser *p) {
     return WHERRY_OK;
 }
 
-/** Rank, size and job, from the address itself. */
+/** Reads rank, size and job from the query of the address. */
 static wherry_status parse_membership(parser *p, span query) {
     WH_TRY(parse_query(p, query, KEYS));
     for (int key = KEY_RANK; key <= KEY_SIZE; key++) {
@@ -386,14 +381,15 @@ static wherry_status parse_unix(parser *p, span body) {
 }
 
 /**
- * @return NULL if the variable is not set or empty: launch scripts often export empty variables.
+ * Returns the value of a variable; NULL if it is not set or empty, because launch scripts often
+ * export empty variables.
  */
 static const char *variable(const parser *p, const char *name) {
     const char *value = p->environment ? p->environment(p->context, name) : getenv(name);
     return value && *value ? value : NULL;
 }
 
-/** @return true if the variable is that number. */
+/** True if the value of the variable is the number `expected`. */
 static bool variable_is(const parser *p, const char *name, int32_t expected) {
     const char *value = variable(p, name);
     uint32_t number = 0;
@@ -401,10 +397,11 @@ static bool variable_is(const parser *p, const char *name, int32_t expected) {
 }
 
 /**
- * Rank and size, from the first launcher that sets one of them. If the other one is missing, that
- * is an error: what the next launcher says would be about another group.
+ * Reads rank and size from the variables of the first launcher that has set at least one of the
+ * two. It is an error if the other is missing, because the variables of the next launcher may
+ * belong to another group. Only an incomplete pair of PMI is ignored if Slurm's rank is set.
  */
-static wherry_status ask_rank(parser *p) {
+static wherry_status read_rank(parser *p) {
     static const struct {
         const char *rank;
         const char *size;
@@ -413,7 +410,9 @@ static wherry_status ask_rank(parser *p) {
         {"WHERRY_RANK", "WHERRY_SIZE", "WHERRY_RANK"},
         {"RANK", "WORLD_SIZE", "torchrun"},
         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI"},
-        /* Before Slurm: ranks of mpiexec inherit Slurm's variables from the batch script. */
+        /*
+         * Before Slurm, because ranks of mpiexec inherit Slurm's variables from the batch script.
+         */
         {"PMI_RANK", "PMI_SIZE", "PMI"},
         {"SLURM_PROCID", "SLURM_NTASKS", "Slurm"},
     };
@@ -435,12 +434,15 @@ static wherry_status ask_rank(parser *p) {
                   "or set WHERRY_RANK and WHERRY_SIZE");
 }
 
-/** @return true if MPICH's launcher says that all ranks run on one host. */
+/** True if the variables of MPICH's launcher show that all ranks run on one host. */
 static bool hydra_on_one_host(const parser *p) {
     return variable_is(p, "MPI_LOCALNRANKS", p->address.size) && variable_is(p, "PMI_SIZE", p->address.size);
 }
 
-/** @return true if any launcher says that all ranks run on one host. */
+/**
+ * True if all ranks are known to run on one host. The variables of MPICH's launcher count only if
+ * there is a job id. Otherwise the Unix sockets of two jobs would have the same name.
+ */
 static bool on_one_host(const parser *p) {
     int32_t size = p->address.size;
     return size == 1 || variable_is(p, "SLURM_NNODES", 1) ||
@@ -450,8 +452,8 @@ static bool on_one_host(const parser *p) {
 }
 
 /**
- * The job id of Slurm, with the step if it is the ranks' own: it is not if mpiexec has started
- * another number of ranks than the step has tasks.
+ * Takes the job id of Slurm. Adds the step id if all ranks belong to the step. If mpiexec has not
+ * started as many ranks as the step has tasks, the ranks do not belong to the step.
  */
 static wherry_status take_slurm_job(parser *p, const char *id) {
     bool own_step = strcmp(p->address.source, "PMI") != 0 || !variable(p, "SLURM_NTASKS") ||
@@ -466,8 +468,8 @@ static wherry_status take_slurm_job(parser *p, const char *id) {
 }
 
 /**
- * The id of torchrun. Without --rdzv-id it is "none" for every job; then torch's rendezvous tells
- * the jobs of a host apart.
+ * Takes the job id of torchrun. Without --rdzv-id, it is "none" for every job. MASTER_ADDR and
+ * MASTER_PORT are then added, to distinguish the jobs of a host.
  */
 static wherry_status take_torch_job(parser *p, const char *id) {
     const char *host = variable(p, "MASTER_ADDR");
@@ -484,9 +486,10 @@ static wherry_status take_torch_job(parser *p, const char *id) {
 }
 
 /**
- * MPICH's launcher sets no job id. On each host one process of it starts the ranks, and is at the
- * other end of the socket in PMI_FD: its pid tells the jobs of a host apart. Ranks on another host
- * have another such process, so this works only for jobs on one host.
+ * Makes a job id for MPICH's launcher, which does not set one. On each host, one process of the
+ * launcher starts the ranks. This process is at the other end of the socket in PMI_FD, and its pid
+ * distinguishes the jobs of a host. Each host has another such process, so this works only for jobs
+ * on one host. For other jobs, the job id is empty.
  */
 static wherry_status take_hydra_job(parser *p) {
     const char *value = variable(p, "PMI_FD");
@@ -501,7 +504,7 @@ static wherry_status take_hydra_job(parser *p) {
     return take_job(p, job);
 }
 
-static wherry_status ask_job(parser *p) {
+static wherry_status read_job(parser *p) {
     const char *job = p->values[KEY_JOB];
     job = job ? job : variable(p, "WHERRY_JOB");
     if (job) {
@@ -515,7 +518,8 @@ static wherry_status ask_job(parser *p) {
     mpi = mpi ? mpi : variable(p, "PMIX_NAMESPACE");
     const char *slurm = variable(p, "SLURM_JOB_ID");
     /*
-     * mpirun starts remote ranks in a Slurm step and local ones in none, so their Slurm ids differ.
+     * mpirun starts remote ranks in a Slurm step and local ranks without a step, so their Slurm ids
+     * differ.
      */
     if (slurm && !(mpi && variable(p, "OMPI_COMM_WORLD_RANK"))) {
         return take_slurm_job(p, slurm);
@@ -523,8 +527,8 @@ static wherry_status ask_job(parser *p) {
     return mpi ? take_job(p, mpi) : take_hydra_job(p);
 }
 
-/** Reads a port from a variable. If it is not set, *port_p stays as it is. */
-static wherry_status ask_port(const parser *p, const char *name, uint16_t *port_p) {
+/** Reads a port from a variable. If the variable is not set, *port_p does not change. */
+static wherry_status read_port_variable(const parser *p, const char *name, uint16_t *port_p) {
     const char *value = variable(p, name);
     if (value && !read_port(span_of(value), port_p)) {
         return refuse(p, "%s is '%s', which is not a whole number from 1 to 65535", name, show_text(value).text);
@@ -532,7 +536,7 @@ static wherry_status ask_port(const parser *p, const char *name, uint16_t *port_
     return WHERRY_OK;
 }
 
-/** The points of WHERRY_RENDEZVOUS. None of them may be torch's own. */
+/** Takes the meeting points of WHERRY_RENDEZVOUS. None of them may be torch's rendezvous. */
 static wherry_status take_rendezvous(parser *p, const char *list) {
     p->where = "WHERRY_RENDEZVOUS";
     WH_TRY(parse_endpoints(p, span_of(list), false));
@@ -541,20 +545,20 @@ static wherry_status take_rendezvous(parser *p, const char *list) {
         const wh_endpoint *point = &p->address.meeting[i];
         if (strcmp(point->host, master) == 0 && variable_is(p, "MASTER_PORT", point->port)) {
             return refuse(p,
-                          "WHERRY_RENDEZVOUS has MASTER_ADDR with MASTER_PORT, %" PRIu16
-                          ", which belongs to torch: choose another port",
+                          "WHERRY_RENDEZVOUS names MASTER_ADDR with the port %" PRIu16
+                          ", which is MASTER_PORT and belongs to torch: choose another port",
                           point->port);
         }
     }
     return WHERRY_OK;
 }
 
-/** MASTER_ADDR, with another port than torch's. */
+/** Takes MASTER_ADDR as the meeting point, with a port other than torch's. */
 static wherry_status take_master(parser *p, const char *host) {
     uint16_t ours = 0;
     uint16_t torch = 0;
-    WH_TRY(ask_port(p, "WHERRY_PORT", &ours));
-    WH_TRY(ask_port(p, "MASTER_PORT", &torch));
+    WH_TRY(read_port_variable(p, "WHERRY_PORT", &ours));
+    WH_TRY(read_port_variable(p, "MASTER_PORT", &torch));
     span name = span_of(host);
     if (name.size > 2 && name.text[0] == '[' && name.text[name.size - 1] == ']') {
         name = (span){name.text + 1, name.size - 2};
@@ -563,19 +567,24 @@ static wherry_status take_master(parser *p, const char *host) {
         return refuse(p, "MASTER_ADDR is '%s', which is not a host name or an IP address", show_text(host).text);
     }
     if (!ours && !torch) {
-        return refuse(p, "MASTER_ADDR is set, but no port: set WHERRY_PORT, or set MASTER_PORT to use MASTER_PORT + 1");
+        return refuse(
+            p, "MASTER_ADDR is set, but no port is set: set WHERRY_PORT, or set MASTER_PORT to use MASTER_PORT + 1");
     }
     if (ours && ours == torch) {
-        return refuse(p, "WHERRY_PORT is %" PRIu16 ", as is MASTER_PORT, which belongs to torch: choose another port",
+        return refuse(p,
+                      "WHERRY_PORT and MASTER_PORT are both %" PRIu16
+                      ", but MASTER_PORT belongs to torch: set WHERRY_PORT to another port",
                       ours);
     }
     if (!ours && torch == UINT16_MAX) {
-        return refuse(p, "MASTER_PORT is 65535, so that MASTER_PORT + 1 is no port: set WHERRY_PORT");
+        return refuse(p, "MASTER_PORT is 65535, so MASTER_PORT + 1 is not a valid port: set WHERRY_PORT");
     }
     return add_endpoint(p, name, ours ? ours : (uint16_t)(torch + 1));
 }
 
-/** FNV-1a. Unlike the salted hash of base/index.h, it is the same in all processes. */
+/**
+ * Computes FNV-1a. Unlike the salted hash of base/index.h, the result is the same in all processes.
+ */
 static uint64_t fnv1a(uint64_t hash, const char *bytes, size_t size) {
     for (size_t i = 0; i < size; i++) {
         hash = (hash ^ (unsigned char)bytes[i]) * UINT64_C(0x100000001B3);
@@ -583,7 +592,7 @@ static uint64_t fnv1a(uint64_t hash, const char *bytes, size_t size) {
     return hash;
 }
 
-/** A Unix socket whose name all ranks of the job can derive. */
+/** Takes a Unix socket as the meeting point. All ranks of the job compute the same name for it. */
 static wherry_status take_local(parser *p) {
     static const char *const names[] = {"XDG_RUNTIME_DIR", "TMPDIR"};
     const char *directory = "/tmp";
@@ -595,7 +604,7 @@ static wherry_status take_local(parser *p) {
     unsigned user = (unsigned)getuid();
     char user_text[16];
     int digits = snprintf(user_text, sizeof(user_text), "%u", user);
-    /* With its final zero, so that the id and the number cannot run together. */
+    /* The final zero is hashed too, to separate the job id from the user number. */
     uint64_t hash = fnv1a(UINT64_C(0xCBF29CE484222325), p->address.job, strlen(p->address.job) + 1);
     hash = fnv1a(hash, user_text, (size_t)digits);
 
@@ -631,7 +640,7 @@ static wherry_status ask_meeting(parser *p) {
         return take_local(p);
     }
     return refuse(p, "the environment does not say where the ranks meet: set WHERRY_RENDEZVOUS to HOST:PORT of one or "
-                     "more of them, or MASTER_ADDR and WHERRY_PORT");
+                     "more ranks, or set MASTER_ADDR and WHERRY_PORT");
 }
 
 static wherry_status parse_environment(parser *p, span body) {
@@ -639,17 +648,17 @@ static wherry_status parse_environment(parser *p, span body) {
     span query = body;
     split(&query, '?', &before);
     if (before.size) {
-        return refuse(p, "the address has '%s' after env://; only ?job=ID and shortcut=0 may follow",
+        return refuse(p, "the address has '%s' after env://; only ?job=ID, ?shortcut=0 or both may follow",
                       show(before).text);
     }
     WH_TRY(parse_query(p, query, KEY_SHORTCUT + 1));
     WH_TRY(take_shortcut(p));
-    WH_TRY(ask_rank(p));
-    WH_TRY(ask_job(p));
+    WH_TRY(read_rank(p));
+    WH_TRY(read_job(p));
     return ask_meeting(p);
 }
 
-/** Chooses the form by the scheme. */
+/** Chooses the parser by the scheme of the address. */
 static wherry_status parse(parser *p, const char *text) {
     static const struct {
         const char *scheme;
@@ -662,7 +671,7 @@ static wherry_status parse(parser *p, const char *text) {
     };
     p->example = forms[0].example;
     if (!text) {
-        return refuse(p, "there is no address");
+        return refuse(p, "the address is NULL");
     }
     for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
         size_t size = strlen(forms[i].scheme);

@@ -1,4 +1,4 @@
-/* Reading and writing channels. */
+/* Reads and writes channels. */
 #include "group/channel.h"
 
 #include <errno.h>
@@ -14,20 +14,24 @@ static wherry_status cancelled(wherry_error *error) {
 }
 
 /*
- * The system calls do not pass MSG_DONTWAIT: a channel is non-blocking when the group opens it, but
- * its user may let the kernel wait a short while (SO_RCVTIMEO, SO_SNDTIMEO). Both end with EAGAIN.
+ * The system calls do not pass MSG_DONTWAIT. A channel is non-blocking when the group opens it, but
+ * its user may make it blocking with a short timeout (SO_RCVTIMEO, SO_SNDTIMEO). In both cases, a
+ * call that moves nothing ends with EAGAIN.
  */
 
-/** After a system call that moved nothing: waits if it would have blocked, otherwise fails. */
+/**
+ * Handles a system call that moved no bytes, or not all of them. Waits if the channel was not
+ * ready. Does nothing if a signal interrupted the call. Fails in all other cases.
+ */
 static wherry_status wait_or_fail(int channel, short events, int errnum, const wh_stop *stop, wh_deadline deadline,
                                   wherry_error *error) {
     switch (errnum) {
     case EINTR:
         return WHERRY_OK;
     case EAGAIN:
-        /* Before the wait: a peer that moves a byte now and then must not extend the deadline. */
+        /* Checked before the wait, because a slow peer must not extend the deadline. */
         if (wh_deadline_passed(deadline)) {
-            return wh_fail(error, WHERRY_TIMED_OUT, "timed out %s a channel; the peer is slow or stopped",
+            return wh_fail(error, WHERRY_TIMED_OUT, "timed out %s a channel; the peer may be slow or stopped",
                            events == POLLIN ? "reading from" : "writing to");
         }
         wh_stop_wait_fd(stop, channel, events, deadline);
@@ -42,14 +46,14 @@ static wherry_status wait_or_fail(int channel, short events, int errnum, const w
     case ENETDOWN:
     case ENETRESET:
     case EHOSTDOWN:
-        return wh_fail_errno(error, WHERRY_PEER_LOST, errnum, "a channel was lost");
+        return wh_fail_errno(error, WHERRY_PEER_LOST, errnum, "the connection of a channel was lost");
     default:
         return wh_fail_errno(error, WHERRY_SYSTEM, errnum, "cannot %s a channel",
                              events == POLLIN ? "read from" : "write to");
     }
 }
 
-/** Cuts off what was moved, and empty segments at the beginning. */
+/** Removes `moved` bytes and empty segments from the beginning of the list. */
 static void cut(struct iovec **segments, size_t *count, size_t moved) {
     while (*count && moved >= (*segments)->iov_len) {
         moved -= (*segments)->iov_len;
@@ -80,7 +84,10 @@ wherry_status wh_channel_write(int channel, struct iovec *segments, size_t count
         ssize_t moved = sendmsg(channel, &message, MSG_NOSIGNAL);
         int errnum = moved < 0 ? errno : EAGAIN;
         cut(&segments, &count, moved > 0 ? (size_t)moved : 0);
-        /* Also after a part was moved: otherwise a slow peer could keep it from ever waiting. */
+        /*
+         * Wait also after a partial write, because the wait checks the deadline. A slow peer may
+         * cause many partial writes.
+         */
         if (count) {
             status = wait_or_fail(channel, POLLOUT, errnum, stop, deadline, error);
         }
@@ -91,7 +98,7 @@ wherry_status wh_channel_write(int channel, struct iovec *segments, size_t count
 wherry_status wh_channel_read_some(int channel, const struct iovec *segments, size_t count, const wh_stop *stop,
                                    wh_deadline deadline, size_t *got_p, wherry_error *error) {
     wherry_status status = WHERRY_OK;
-    /* IOV_MAX empty segments at the beginning would read nothing, like the end of the stream. */
+    /* If all segments were empty, recvmsg would return 0, as it does at the end of the stream. */
     while (count && segments->iov_len == 0) {
         segments++;
         count--;
@@ -111,7 +118,7 @@ wherry_status wh_channel_read_some(int channel, const struct iovec *segments, si
             return WHERRY_OK;
         }
         if (moved == 0) {
-            return wh_fail(error, WHERRY_PEER_LOST, "the peer closed a channel too early");
+            return wh_fail(error, WHERRY_PEER_LOST, "the peer closed a channel before all bytes had arrived");
         }
         status = wait_or_fail(channel, POLLIN, errno, stop, deadline, error);
     }

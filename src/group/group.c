@@ -1,13 +1,13 @@
 #include "group/group.h"
 
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/process.h"
 #include "group/mailbox.h"
 
-/** Messages up to this length are taken to be part of a conversation: the answer comes at once. */
+/** After a message of at most this size, an answer is expected soon. */
 enum { SHORT_BYTES = 64 << 10 };
 
 void wh_message_clear(wh_message *message) {
@@ -22,7 +22,7 @@ void wh_message_clear(wh_message *message) {
 
 uint64_t wh_random_tag(void) {
     uint64_t tag;
-    return getrandom(&tag, sizeof(tag), 0) == (ssize_t)sizeof(tag) ? tag | WH_TAG_CONVERSATION : 0;
+    return wh_random_fill(&tag, sizeof(tag), NULL) == WHERRY_OK ? tag | WH_TAG_CONVERSATION : 0;
 }
 
 wherry_status wh_group_check_rank(const wh_group *group, int32_t rank, wherry_error *error) {
@@ -30,7 +30,7 @@ wherry_status wh_group_check_rank(const wh_group *group, int32_t rank, wherry_er
         return WHERRY_OK;
     }
     return wh_fail_rank(error, rank,
-                        wh_fail(error, WHERRY_INVALID_ARGUMENT, "the group has no rank %d, only %d ranks", (int)rank,
+                        wh_fail(error, WHERRY_INVALID_ARGUMENT, "the group has no rank %d; it has %d ranks", (int)rank,
                                 (int)group->size));
 }
 
@@ -44,7 +44,7 @@ wherry_status wh_group_send_until(wh_group *group, int32_t rank, uint64_t tag, c
     WH_TRY(wh_group_check_rank(group, rank, error));
     if (size > WH_MESSAGE_MAX || (size && !bytes)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "a message of %zu bytes is longer than %llu, or its address is NULL", size,
+                       "the message of %zu bytes is longer than the limit of %llu bytes, or its address is NULL", size,
                        (unsigned long long)WH_MESSAGE_MAX);
     }
     wherry_status status = group->ops->send(group, rank, tag, bytes, size, deadline, stop, error);
@@ -56,7 +56,7 @@ wherry_status wh_group_send_until(wh_group *group, int32_t rank, uint64_t tag, c
 
 wherry_status wh_group_receive(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, wh_message *message_p,
                                wherry_error *error) {
-    wherry_status status = rank == WH_ANY_RANK ? WHERRY_OK : wh_group_check_rank(group, rank, error);
+    wherry_status status = rank == WHERRY_ANY_RANK ? WHERRY_OK : wh_group_check_rank(group, rank, error);
     return status == WHERRY_OK ? wh_mailbox_take(group->mailbox, rank, tag, deadline, message_p, error) : status;
 }
 
@@ -70,7 +70,7 @@ wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_d
                                int *channel_p, wherry_error *error) {
     WH_TRY(wh_group_check_rank(group, rank, error));
     if (!group->ops->connect) {
-        return wh_fail(error, WHERRY_UNSUPPORTED, "a group over %s has no channels", group->ops->name);
+        return wh_fail(error, WHERRY_UNSUPPORTED, "a %s group cannot open channels", group->ops->name);
     }
     return group->ops->connect(group, rank, tag, deadline, stop, channel_p, error);
 }
@@ -80,14 +80,15 @@ int32_t wh_group_process(wh_group *group, int32_t rank) {
 }
 
 wherry_status wh_group_meeting(wh_group *group, char *text, size_t size, wherry_error *error) {
-    return group->ops->meeting ? group->ops->meeting(group, text, size, error)
-                               : wh_fail(error, WHERRY_UNSUPPORTED,
-                                         "a group over %s has no rendezvous that others could join", group->ops->name);
+    return group->ops->meeting
+               ? group->ops->meeting(group, text, size, error)
+               : wh_fail(error, WHERRY_UNSUPPORTED, "a %s group has no meeting point where other processes could join",
+                         group->ops->name);
 }
 
 wherry_status wh_group_check_blocks(const wh_group *group, int32_t rank, wherry_error *error) {
     if (!group->ops->put) {
-        return wh_fail(error, WHERRY_UNSUPPORTED, "a group over %s moves no blocks", group->ops->name);
+        return wh_fail(error, WHERRY_UNSUPPORTED, "a %s group cannot move blocks", group->ops->name);
     }
     if (rank == group->rank) {
         return wh_fail(error, WHERRY_UNSUPPORTED, "rank %d is this process; blocks move only between two processes",

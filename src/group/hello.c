@@ -1,4 +1,4 @@
-/* The first frames on a connection. hello.h has the protocol and the invariants. */
+/* The first frames on a connection. The protocol and the invariants are in hello.h. */
 #include "group/hello.h"
 
 #include <assert.h>
@@ -21,25 +21,25 @@ enum {
     HEADER = 5,
     MAC = 32,
     OUTPUT_MAX = 1024,
-    /** The longest HELLO that this version sends: header, fixed fields, two texts. */
+    /** Maximum size of a HELLO that this version sends: header, fixed fields, two texts. */
     OWN_HELLO_MAX = HEADER + 28 + WH_HELLO_NONCE + 2 * (2 + WH_HELLO_TEXT_MAX),
 };
 
 struct wh_hello {
     bool dialled;
-    bool proven; /**< The peer's PROOF was right. */
+    bool proven; /**< The peer's PROOF was correct. */
     wh_hello_state state;
     wh_refusal refusal;
-    uint64_t newer;      /**< Incarnation that a refusal as stale is about. */
-    frame_type expected; /**< The peer's next frame, unless it is a REFUSE. */
+    uint64_t newer;      /**< With WH_REFUSAL_STALE: the newer incarnation; 0: unknown. */
+    frame_type expected; /**< The type of the peer's next frame, unless it is a REFUSE. */
     wh_hello_admit admit;
     void *context;
     wh_hello_fields own;
     wh_hello_fields peer;
-    uint8_t proof[MAC]; /**< What the peer's PROOF has to be. */
+    uint8_t proof[MAC]; /**< The expected PROOF of the peer. */
     /**
-     * Everything to be sent, also if it was sent. The own HELLO stays at the beginning, for the
-     * proofs.
+     * All bytes to send, including those already sent. The HELLO of this side stays at the
+     * beginning, because the proofs need it.
      */
     uint8_t output[OUTPUT_MAX];
     size_t output_size;
@@ -73,7 +73,7 @@ static uint8_t *put_text(uint8_t *at, const char *text) {
     return put_bytes(put(at, 2, size), text, size);
 }
 
-/** @return the size of the frame. */
+/** Writes the HELLO of this side as a frame. @return its size. */
 static size_t encode_hello(const wh_hello_fields *own, uint8_t frame[OWN_HELLO_MAX]) {
     uint8_t *at = put_bytes(frame + HEADER, magic, sizeof(magic));
     at = put(at, 2, WH_HELLO_VERSION);
@@ -95,7 +95,7 @@ static size_t encode_hello(const wh_hello_fields *own, uint8_t frame[OWN_HELLO_M
 
 /* ---- decoding ---- */
 
-/** Copies a text and ends it by a zero byte. */
+/** Copies a text and appends a zero byte. */
 static wherry_status take_text(wh_cursor *body, const char *what, char text[WH_HELLO_TEXT_MAX + 1],
                                wherry_error *error) {
     size_t size = (size_t)wh_cursor_number(body, 2);
@@ -125,13 +125,13 @@ static wherry_status take_version(wh_cursor *body, wh_hello_fields *peer, bool *
     uint16_t version = (uint16_t)wh_cursor_number(body, 2);
     uint16_t lowest = (uint16_t)wh_cursor_number(body, 2);
     if (lowest == 0 || lowest > version) {
-        return wh_fail(error, WHERRY_MALFORMED, "the peer's HELLO has an impossible range of versions: %u to %u",
-                       lowest, version);
+        return wh_fail(error, WHERRY_MALFORMED, "the peer's HELLO has an invalid range of versions: %u to %u", lowest,
+                       version);
     }
     if (lowest > WH_HELLO_VERSION || version < WH_HELLO_VERSION_LOWEST) {
         return wh_fail(error, WHERRY_BAD_VERSION,
-                       "the peer speaks versions %u to %u of the protocol, this side %d to %d; use the same version of "
-                       "Wherry on both sides",
+                       "the peer supports versions %u to %u of the protocol, this side %d to %d; use the same version "
+                       "of Wherry on both sides",
                        lowest, version, WH_HELLO_VERSION_LOWEST, WH_HELLO_VERSION);
     }
     *newer = version > WH_HELLO_VERSION;
@@ -149,11 +149,11 @@ static wherry_status take_numbers(wh_cursor *body, wh_hello_fields *peer, wherry
     peer->incarnation = wh_cursor_number(body, 8);
     const uint8_t *nonce = wh_cursor_bytes(body, sizeof(peer->nonce));
     if (!nonce) {
-        return wh_fail(error, WHERRY_TRUNCATED, "the peer's HELLO ends within its nonce");
+        return wh_fail(error, WHERRY_TRUNCATED, "the peer's HELLO ends before the end of its nonce");
     }
     memcpy(peer->nonce, nonce, sizeof(peer->nonce));
     if (peer->size > INT32_MAX || peer->rank >= peer->size) {
-        return wh_fail(error, WHERRY_MALFORMED, "the peer's HELLO has an impossible rank: %" PRIu32 " of %" PRIu32,
+        return wh_fail(error, WHERRY_MALFORMED, "the peer's HELLO has an invalid rank: %" PRIu32 " of %" PRIu32,
                        peer->rank, peer->size);
     }
     if (peer->purpose > WH_HELLO_DATA) {
@@ -162,7 +162,7 @@ static wherry_status take_numbers(wh_cursor *body, wh_hello_fields *peer, wherry
     return WHERRY_OK;
 }
 
-/** Checks each field alone. Whether the HELLO fits this side is checked by `compare`. */
+/** Decodes a HELLO and checks each field. `compare` checks whether it matches this side. */
 static wherry_status decode_hello(const uint8_t *body, size_t size, wh_hello_fields *peer_p, wherry_error *error) {
     wh_cursor rest = wh_cursor_over(body, size);
     wh_hello_fields peer = {0};
@@ -198,8 +198,9 @@ static const char *refusal_text(wh_refusal refusal) {
 }
 
 /**
- * Tells the peer that this side refuses it, and why. After an ACCEPT the next layer would read
- * that, so the owner only closes the connection. @return status.
+ * Tells the peer that this side refuses it, and why. After this side has sent ACCEPT, it sends
+ * nothing, because the peer's next layer would read it. The owner then only closes the connection.
+ * @return status.
  */
 static wherry_status refuse(wh_hello *hello, wh_refusal refusal, wherry_status status) {
     char body[1 + WH_HELLO_TEXT_MAX + 1];
@@ -214,14 +215,14 @@ static wherry_status refuse(wh_hello *hello, wh_refusal refusal, wherry_status s
     return status;
 }
 
-/** Checks that the two HELLOs fit together. */
+/** Checks that the HELLOs of both sides match. */
 static wherry_status compare(wh_hello *hello, wherry_error *error) {
     const wh_hello_fields *own = &hello->own;
     const wh_hello_fields *peer = &hello->peer;
     bool same_process = own->rank == peer->rank && own->incarnation == peer->incarnation;
     if (strcmp(own->job, peer->job) != 0) {
         wh_fail(error, WHERRY_MISMATCH,
-                "the peer belongs to job \"%s\", this side to \"%s\"; check the address, or give both the same job",
+                "the peer belongs to job \"%s\", this side to \"%s\"; check the address, or set the same job for both",
                 peer->job, own->job);
         return refuse(hello, WH_REFUSAL_JOB, WHERRY_MISMATCH);
     }
@@ -231,35 +232,43 @@ static wherry_status compare(wh_hello *hello, wherry_error *error) {
                 peer->size, own->size);
         return refuse(hello, WH_REFUSAL_SIZE, WHERRY_MISMATCH);
     }
-    /* A nonce that comes back is this side's own HELLO, even if the rest was changed. */
-    if (same_process || memcmp(own->nonce, peer->nonce, WH_HELLO_NONCE) == 0) {
+    if (same_process) {
         wh_fail(error, WHERRY_MISMATCH,
                 "the peer is rank %" PRIu32 " incarnation %" PRIu64
-                ", as this process; either this is a connection to itself, or two processes have the same rank",
+                ", like this process: this process has connected to itself, or two processes have the same rank",
                 own->rank, own->incarnation);
         return refuse(hello, WH_REFUSAL_OWN_RANK, WHERRY_MISMATCH);
     }
+    /* Nonces are random. A peer with the same nonce has copied it from this side's HELLO. */
+    if (memcmp(own->nonce, peer->nonce, WH_HELLO_NONCE) == 0) {
+        wh_fail(
+            error, WHERRY_MISMATCH,
+            "the peer sent back the nonce of this side; check the address and any proxy that forwards the connection");
+        return refuse(hello, WH_REFUSAL_OWN_RANK, WHERRY_MISMATCH);
+    }
     if (hello->dialled && peer->purpose != WH_HELLO_CONTROL) {
-        return wh_fail(error, WHERRY_MALFORMED, "the peer was dialled, but says what the connection is for");
+        return wh_fail(error, WHERRY_MALFORMED,
+                       "the peer sent purpose %u, but only the side that opened the connection may choose its purpose",
+                       peer->purpose);
     }
     if (own->method == peer->method) {
         return WHERRY_OK;
     }
     if (own->method != WH_HELLO_METHOD_NONE && peer->method != WH_HELLO_METHOD_NONE) {
         wh_fail(error, WHERRY_BAD_SECRET,
-                "the peer proves its secret by the unknown method %u; use the same version of Wherry on both sides",
+                "the peer proves its secret with the unknown method %u; use the same version of Wherry on both sides",
                 peer->method);
     } else {
         bool ours = peer->method == WH_HELLO_METHOD_NONE;
-        wh_fail(error, WHERRY_BAD_SECRET, "%s has a secret and %s has none; give both the same",
+        wh_fail(error, WHERRY_BAD_SECRET, "%s has a secret and %s has none; set the same secret on both sides",
                 ours ? "this side" : "the peer", ours ? "the peer" : "this side");
     }
     return refuse(hello, WH_REFUSAL_SECRET, WHERRY_BAD_SECRET);
 }
 
 /**
- * Computes the PROOF of one side while the peer's HELLO is in `input`. @return false if libcrypto
- * fails.
+ * Computes the PROOF of one side. The peer's HELLO must still be in hello->input.
+ * @return false if libcrypto fails.
  */
 static bool prove(const wh_hello *hello, bool of_peer, uint8_t proof[MAC]) {
     uint8_t text[1 + OWN_HELLO_MAX + WH_HELLO_FRAME_MAX];
@@ -267,7 +276,7 @@ static bool prove(const wh_hello *hello, bool of_peer, uint8_t proof[MAC]) {
     const uint8_t *second = of_peer ? hello->output : hello->input;
     size_t first_size = of_peer ? hello->input_size : hello->hello_size;
     size_t second_size = of_peer ? hello->hello_size : hello->input_size;
-    text[0] = hello->dialled == of_peer; /* 0 if the side whose proof it is has dialled */
+    text[0] = hello->dialled == of_peer; /* 0 if the proving side opened the connection, else 1 */
     memcpy(text + 1, first, first_size);
     memcpy(text + 1 + first_size, second, second_size);
     return HMAC(EVP_sha256(), hello->secret, (int)hello->secret_size, text, 1 + first_size + second_size, proof, NULL);
@@ -299,8 +308,9 @@ static wherry_status on_proof(wh_hello *hello, const uint8_t *body, size_t size,
                        proof_size(hello));
     }
     if (CRYPTO_memcmp(body, hello->proof, size) != 0) {
-        return refuse(hello, WH_REFUSAL_SECRET,
-                      wh_fail(error, WHERRY_BAD_SECRET, "the peer has a different secret; give both sides the same"));
+        return refuse(
+            hello, WH_REFUSAL_SECRET,
+            wh_fail(error, WHERRY_BAD_SECRET, "the peer has a different secret; set the same secret on both sides"));
     }
     hello->proven = true;
     wh_refusal refusal = hello->admit ? hello->admit(hello->context, &hello->peer, &hello->newer) : WH_REFUSAL_NONE;
@@ -314,7 +324,7 @@ static wherry_status on_proof(wh_hello *hello, const uint8_t *body, size_t size,
     return WHERRY_OK;
 }
 
-/** @return the number at the end of a text; 0 if there is none or it is too large. */
+/** Returns the number at the end of a text; 0 if there is none or it is too large. */
 static uint64_t number_at_end(const char *text, size_t size) {
     size_t begin = size;
     while (begin > 0 && text[begin - 1] >= '0' && text[begin - 1] <= '9') {
@@ -348,7 +358,7 @@ static wherry_status check_header(const wh_hello *hello, wherry_error *error) {
     if (size > WH_HELLO_FRAME_MAX - HEADER) {
         return wh_fail(error, WHERRY_LIMIT,
                        "the peer begins a frame of %" PRIu32
-                       " bytes; the limit is %d. Is it Wherry? Check the address and the port",
+                       " bytes; the limit is %d. The peer may not be Wherry: check the address and the port",
                        size, WH_HELLO_FRAME_MAX - HEADER);
     }
     if (type != (uint8_t)hello->expected && type != FRAME_REFUSE) {
@@ -384,8 +394,8 @@ size_t wh_hello_missing(const wh_hello *hello) {
 }
 
 /**
- * Completes a header or a body, and acts on it when it is complete. @param taken  bytes that were
- * used.
+ * Adds bytes to the header or the body of a frame. Handles the header or the frame when it is
+ * complete. *taken receives the number of bytes used.
  */
 static wherry_status step(wh_hello *hello, const uint8_t *bytes, size_t size, size_t *taken, wherry_error *error) {
     size_t missing = wh_hello_missing(hello);
@@ -438,7 +448,7 @@ wherry_status wh_hello_end(wh_hello *hello, wherry_error *error) {
                    "the peer closed the connection before both sides had accepted each other; check its log");
 }
 
-/** Copies a text of this side; NULL is "". `text` is zeroed before. */
+/** Copies a text of this side; NULL is "". The caller has zeroed `text`. */
 static wherry_status own_text(const char *from, const char *what, char text[WH_HELLO_TEXT_MAX + 1],
                               wherry_error *error) {
     size_t size = from ? strnlen(from, WH_HELLO_TEXT_MAX + 1) : 0;
@@ -455,20 +465,20 @@ static wherry_status own_text(const char *from, const char *what, char text[WH_H
 static wherry_status check_config(const wh_hello_config *config, wherry_error *error) {
     if (config->size > INT32_MAX || config->rank >= config->size) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "rank %" PRIu32 " of %" PRIu32 " is impossible; ranks are 0 to size - 1", config->rank,
+                       "rank %" PRIu32 " of %" PRIu32 " is invalid; ranks are 0 to size - 1", config->rank,
                        config->size);
     }
     if (config->purpose != WH_HELLO_CONTROL && config->purpose != WH_HELLO_DATA) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "unknown purpose %d", (int)config->purpose);
     }
     if (config->secret && (config->secret_size == 0 || config->secret_size > WH_HELLO_SECRET_MAX)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a secret has 1 to %d bytes, not %zu", WH_HELLO_SECRET_MAX,
-                       config->secret_size);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a secret must have 1 to %d bytes, but this one has %zu",
+                       WH_HELLO_SECRET_MAX, config->secret_size);
     }
     return WHERRY_OK;
 }
 
-/** Fills in the own fields of a zeroed machine, and encodes its HELLO. */
+/** Fills in this side's fields of a zeroed machine, and encodes its HELLO. */
 static wherry_status set_up(wh_hello *hello, const wh_hello_config *config, wherry_error *error) {
     wh_hello_fields *own = &hello->own;
     own->version = WH_HELLO_VERSION;
@@ -481,7 +491,7 @@ static wherry_status set_up(wh_hello *hello, const wh_hello_config *config, wher
     WH_TRY(own_text(config->job, "job id", own->job, error));
     WH_TRY(own_text(config->address, "address", own->address, error));
     if (RAND_bytes(own->nonce, sizeof(own->nonce)) != 1) {
-        return wh_fail(error, WHERRY_SYSTEM, "libcrypto has no random numbers; check its configuration");
+        return wh_fail(error, WHERRY_SYSTEM, "libcrypto cannot make random numbers; check its configuration");
     }
     hello->hello_size = encode_hello(own, hello->output);
     hello->output_size = hello->hello_size;

@@ -1,4 +1,4 @@
-/* Mailbox, inboxes and services. mailbox.h has the invariants. */
+/* Mailbox, inboxes and services. The invariants are in mailbox.h. */
 #include "group/mailbox.h"
 
 #include <pthread.h>
@@ -12,17 +12,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/log.h"
-
-enum {
-    /**
-     * How long a waiter pumps before it checks whether it was woken, if the group has no `nudge`.
-     */
-    PUMP_MS = 5,
-    /** After a message was sent, its answer is expected for this long. */
-    AWAKE_NS = 200000,
-    /** If sched_yield takes this long, other threads need the processor, and polling ends. */
-    BUSY_NS = 50000,
-};
+#include "group/group_timing.h"
 
 typedef struct queued {
     struct queued *next;
@@ -36,12 +26,12 @@ typedef struct queue {
 } queue;
 
 typedef struct rank_state {
-    uint64_t incarnation; /**< The last one that was admitted; 0: none. */
+    uint64_t incarnation; /**< The last incarnation that was admitted; 0: none. */
     bool lost;
-    size_t bytes;       /**< Of its messages that wait here. */
-    uint64_t losses;    /**< How often an incarnation was lost, */
-    uint64_t last_lost; /**< which one last, */
-    char reason[128];   /**< and why. */
+    size_t bytes;       /**< Total size of its waiting messages. */
+    uint64_t losses;    /**< How often an incarnation of this rank was lost. */
+    uint64_t last_lost; /**< The incarnation that was lost last. */
+    char reason[128];   /**< Why that incarnation was lost. */
 } rank_state;
 
 struct wh_inbox {
@@ -51,8 +41,12 @@ struct wh_inbox {
     queue messages;
     pthread_cond_t changed;
     bool woken;
-    uint64_t losses_seen; /**< Of all ranks together. */
-    uint64_t seen[];      /**< Per rank. */
+    /**
+     * Number of losses, of all ranks, that came before the inbox was opened or that it has
+     * reported.
+     */
+    uint64_t losses_seen;
+    uint64_t seen[]; /**< The same for each rank. */
 };
 
 typedef struct service {
@@ -60,23 +54,23 @@ typedef struct service {
     uint64_t tag;
     wh_service_fn fn;
     void *context;
-    bool open;   /**< What had come before it was handed over. */
-    size_t busy; /**< Threads inside fn. */
+    bool open;   /**< The messages that arrived before the service was opened were handled. */
+    size_t busy; /**< Number of threads inside fn. */
 } service;
 
 struct wh_mailbox {
-    pthread_mutex_t lock; /**< Guards everything except the atomics, and what never changes. */
+    pthread_mutex_t lock; /**< Guards everything except atomics and members that never change. */
     pthread_cond_t changed;
-    queue messages; /**< Those that are in no inbox. */
+    queue messages; /**< Messages that are not in an inbox. */
     wh_inbox *inboxes;
     service *services;
-    wh_group *pumped; /**< The group that whoever waits has to pump; NULL: it reads by itself. */
+    wh_group *pumped; /**< The group that waiting threads must pump; NULL: it needs no pump. */
     bool pumping;
     pthread_t pumper; /**< The thread inside `pump`. */
     bool closed;
-    atomic_uint wakes;             /**< How often somebody was woken. */
-    _Atomic uint64_t awake_before; /**< Until then, waiters poll. */
-    uint64_t losses;               /**< Of all ranks together. */
+    atomic_uint wakes;             /**< How often threads were woken. */
+    _Atomic uint64_t awake_before; /**< Waiting threads poll until this time. */
+    uint64_t losses;               /**< Number of losses of all ranks. */
     size_t limit;
     int32_t size;
     rank_state ranks[];
@@ -101,7 +95,7 @@ void wh_mailbox_set_pump(wh_mailbox *mailbox, wh_group *group) {
 
 /* ---- queues: the lock is held ---- */
 
-/** Removes an item from its queue; *at points to it. */
+/** Removes the item *at from its queue and returns it. */
 static queued *unlink_item(wh_mailbox *mailbox, queue *from, queued **at) {
     queued *item = *at;
     *at = item->next;
@@ -137,7 +131,7 @@ void wh_mailbox_destroy(wh_mailbox *mailbox) {
 
 /* ---- waking and waiting: the lock is held ---- */
 
-/** Wakes whoever waits for a condition. They may be inside `pump`, or polling. */
+/** Wakes all threads that wait for a condition, also those that poll or are inside `pump`. */
 static void wake(wh_mailbox *mailbox, pthread_cond_t *changed) {
     atomic_fetch_add_explicit(&mailbox->wakes, 1, memory_order_relaxed);
     pthread_cond_broadcast(changed);
@@ -154,7 +148,7 @@ static void wake_all(wh_mailbox *mailbox) {
 }
 
 void wh_mailbox_stay_awake(wh_mailbox *mailbox) {
-    atomic_store_explicit(&mailbox->awake_before, wh_clock_now() + AWAKE_NS, memory_order_relaxed);
+    atomic_store_explicit(&mailbox->awake_before, wh_clock_now() + WH_MAILBOX_AWAKE_NS, memory_order_relaxed);
 }
 
 static unsigned count_wakes(const wh_mailbox *mailbox) {
@@ -162,9 +156,10 @@ static unsigned count_wakes(const wh_mailbox *mailbox) {
 }
 
 /**
- * Polls if an answer is near: sleeping and being woken takes longer than the answer. Ends early if
- * other threads need the processor, because a thread that yields runs after them, and one that is
- * woken before them. Releases the lock meanwhile. @return true if somebody was woken.
+ * Polls if an answer is expected soon, because sleeping and waking takes longer than the answer.
+ * Ends early if other threads need the processor: a thread that yields runs after them, but a
+ * thread that sleeps and is woken runs before them. Releases the lock while it polls.
+ * @return true if threads were woken.
  */
 static bool poll_for_wake(wh_mailbox *mailbox, wh_deadline deadline) {
     uint64_t now = wh_clock_now();
@@ -175,7 +170,7 @@ static bool poll_for_wake(wh_mailbox *mailbox, wh_deadline deadline) {
     }
     uint64_t away = 0;
     pthread_mutex_unlock(&mailbox->lock);
-    while (now < until && away < BUSY_NS && count_wakes(mailbox) == before) {
+    while (now < until && away < WH_MAILBOX_BUSY_NS && count_wakes(mailbox) == before) {
         uint64_t last = now;
         sched_yield();
         now = wh_clock_now();
@@ -186,8 +181,8 @@ static bool poll_for_wake(wh_mailbox *mailbox, wh_deadline deadline) {
 }
 
 /**
- * Waits for a condition. One waiter at a time pumps the group. @return false if the deadline has
- * passed.
+ * Waits for a condition. If the group needs a pump, one waiting thread at a time pumps it. Releases
+ * the lock while it waits. @return false if the deadline has passed.
  */
 static bool wait_for(wh_mailbox *mailbox, pthread_cond_t *changed, wh_deadline deadline) {
     if (!mailbox->pumped || mailbox->pumping) {
@@ -198,12 +193,12 @@ static bool wait_for(wh_mailbox *mailbox, pthread_cond_t *changed, wh_deadline d
     mailbox->pumper = pthread_self();
     pthread_mutex_unlock(&mailbox->lock);
     wh_deadline limit =
-        mailbox->pumped->ops->nudge ? deadline : wh_deadline_earlier(deadline, wh_deadline_in_ms(PUMP_MS));
+        mailbox->pumped->ops->nudge ? deadline : wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_MAILBOX_PUMP_MS));
     wherry_status status = mailbox->pumped->ops->pump(mailbox->pumped, limit, &error);
     pthread_mutex_lock(&mailbox->lock);
     mailbox->pumping = false;
     if (status != WHERRY_OK) {
-        wh_log(WHERRY_LOG_ERROR, "rank %d cannot read from its group any more: %s", (int)mailbox->pumped->rank,
+        wh_log(WHERRY_LOG_ERROR, "rank %d can no longer read from its group: %s", (int)mailbox->pumped->rank,
                error.message);
         mailbox->closed = true;
     }
@@ -213,7 +208,7 @@ static bool wait_for(wh_mailbox *mailbox, pthread_cond_t *changed, wh_deadline d
 
 /* ---- ranks ---- */
 
-/** The lock is held. */
+/** Records that a rank was lost, and wakes all threads. The lock is held. */
 static void note_loss(wh_mailbox *mailbox, rank_state *state, const char *reason) {
     state->last_lost = state->incarnation;
     snprintf(state->reason, sizeof(state->reason), "%s", reason);
@@ -222,7 +217,7 @@ static void note_loss(wh_mailbox *mailbox, rank_state *state, const char *reason
     wake_all(mailbox);
 }
 
-/** Frees what a former incarnation has left outside of inboxes. The lock is held. */
+/** Frees the messages of an earlier incarnation, except those in inboxes. The lock is held. */
 static void drop_messages_of(wh_mailbox *mailbox, int32_t rank) {
     for (queued **at = &mailbox->messages.first; *at;) {
         if ((*at)->message.rank == rank && (*at)->message.kind != WH_MESSAGE_NOTE) {
@@ -308,7 +303,7 @@ void wh_mailbox_close_in_child(wh_mailbox *mailbox) {
 
 /* ---- services ---- */
 
-/** The lock is held. @return NULL if there is none. */
+/** Finds the service of a tag. The lock is held. @return NULL if there is none. */
 static service *find_service(const wh_mailbox *mailbox, uint64_t tag) {
     service *found = mailbox->services;
     while (found && found->tag != tag) {
@@ -317,7 +312,7 @@ static service *find_service(const wh_mailbox *mailbox, uint64_t tag) {
     return found;
 }
 
-/** Calls the service, without the lock, which is held before and after. */
+/** Calls the service. The lock is held before and after the call, but not during it. */
 static void serve(wh_mailbox *mailbox, service *by, queued *item) {
     wh_message message = item->message;
     wh_free(item);
@@ -329,12 +324,16 @@ static void serve(wh_mailbox *mailbox, service *by, queued *item) {
     wake(mailbox, &mailbox->changed);
 }
 
-/** Hands over what is here already. The service opens after that, so that nothing overtakes it. */
+/**
+ * Passes the messages that have already arrived to a new service. The service is opened only
+ * afterwards, so that later messages do not overtake these. The lock is held, except while the
+ * service is called.
+ */
 static void serve_old(wh_mailbox *mailbox, service *by) {
     for (queued **at = &mailbox->messages.first; *at;) {
         if ((*at)->message.tag == by->tag) {
             serve(mailbox, by, unlink_item(mailbox, &mailbox->messages, at));
-            at = &mailbox->messages.first; /* the queue may have changed */
+            at = &mailbox->messages.first; /* The queue may have changed during the call. */
         } else {
             at = &(*at)->next;
         }
@@ -357,7 +356,7 @@ wherry_status wh_service_open(wh_group *group, uint64_t tag, wh_service_fn fn, v
     pthread_mutex_unlock(&mailbox->lock);
     if (taken) {
         wh_free(added);
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "that tag of the group is served already");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "this tag of the group already has a service");
     }
     return WHERRY_OK;
 }
@@ -382,7 +381,7 @@ void wh_service_close(wh_group *group, uint64_t tag) {
 
 /* ---- putting messages in ---- */
 
-/** The lock is held. @return NULL if there is none. */
+/** Finds the inbox of a tag. The lock is held. @return NULL if there is none. */
 static wh_inbox *find_inbox(const wh_mailbox *mailbox, uint64_t tag) {
     wh_inbox *inbox = mailbox->inboxes;
     while (inbox && inbox->tag != tag) {
@@ -392,8 +391,8 @@ static wh_inbox *find_inbox(const wh_mailbox *mailbox, uint64_t tag) {
 }
 
 /**
- * Appends to the inbox, or to the mailbox if that is NULL, and wakes whoever waits there. The lock
- * is held.
+ * Appends a message to the inbox, or to the mailbox if `inbox` is NULL, and wakes the threads that
+ * wait there. The lock is held.
  */
 static void deliver_to(wh_mailbox *mailbox, wh_inbox *inbox, queued *item) {
     if (item->message.kind == WH_MESSAGE_BYTES) {
@@ -406,14 +405,14 @@ static void deliver_to(wh_mailbox *mailbox, wh_inbox *inbox, queued *item) {
 }
 
 /**
- * Delivers a message of a current incarnation. The lock is held, but not while a service is called.
+ * Delivers a message of a current incarnation. The lock is held, except while a service is called.
  */
 static void deliver(wh_mailbox *mailbox, queued *item) {
     const wh_message *message = &item->message;
     wh_inbox *inbox = find_inbox(mailbox, message->tag);
     service *served = inbox ? NULL : find_service(mailbox, message->tag);
     if (!inbox && (message->tag & WH_TAG_CONVERSATION)) {
-        wh_log(WHERRY_LOG_DEBUG, "dropped a message from rank %d for a conversation that is over", (int)message->rank);
+        wh_log(WHERRY_LOG_DEBUG, "dropped a message from rank %d: its conversation has ended", (int)message->rank);
         free_item(item);
     } else if (served && served->open) {
         serve(mailbox, served, item);
@@ -455,10 +454,10 @@ wherry_status wh_mailbox_put_copy(wh_mailbox *mailbox, int32_t rank, uint64_t in
 
 /* ---- taking messages from the mailbox ---- */
 
-/** The lock is held. @return NULL if there is none. */
+/** Removes the oldest matching message. The lock is held. @return NULL if there is none. */
 static queued *find_message(wh_mailbox *mailbox, int32_t rank, uint64_t tag) {
     for (queued **at = &mailbox->messages.first; *at; at = &(*at)->next) {
-        if ((*at)->message.tag == tag && (rank == WH_ANY_RANK || (*at)->message.rank == rank)) {
+        if ((*at)->message.tag == tag && (rank == WHERRY_ANY_RANK || (*at)->message.rank == rank)) {
             return unlink_item(mailbox, &mailbox->messages, at);
         }
     }
@@ -466,14 +465,16 @@ static queued *find_message(wh_mailbox *mailbox, int32_t rank, uint64_t tag) {
 }
 
 /**
- * Why waiting has become pointless; WHERRY_OK if it has not. The lock is held.
- * @param losses  of the rank, when the wait began.
+ * Returns WHERRY_OK if the wait may continue. Otherwise returns why it must end. The lock is held.
+ * @param losses  the number of losses of the rank when the wait began.
  */
 static wherry_status check_wait(const wh_mailbox *mailbox, int32_t rank, uint64_t losses, bool in_time,
                                 wherry_error *error) {
-    const rank_state *from = rank == WH_ANY_RANK ? NULL : mailbox->ranks + rank;
+    const rank_state *from = rank == WHERRY_ANY_RANK ? NULL : mailbox->ranks + rank;
     if (mailbox->closed) {
-        return wh_fail(error, WHERRY_CLOSED, "this process left the group while it was waiting for a message");
+        return wh_fail(error, WHERRY_CLOSED,
+                       "the group is closed: this process has left it or cannot read from it any more, or a newer "
+                       "incarnation has taken its rank");
     }
     if (from && (from->lost || from->losses != losses)) {
         return wh_fail_rank(error, rank,
@@ -490,7 +491,7 @@ static wherry_status check_wait(const wh_mailbox *mailbox, int32_t rank, uint64_
 wherry_status wh_mailbox_take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, wh_deadline deadline,
                               wh_message *message_p, wherry_error *error) {
     pthread_mutex_lock(&mailbox->lock);
-    uint64_t losses = rank == WH_ANY_RANK ? 0 : mailbox->ranks[rank].losses;
+    uint64_t losses = rank == WHERRY_ANY_RANK ? 0 : mailbox->ranks[rank].losses;
     wherry_status status = WHERRY_OK;
     bool in_time = true;
     queued *found;
@@ -531,7 +532,8 @@ wherry_status wh_inbox_open(wh_group *group, uint64_t tag, wh_inbox **inbox_p, w
     if (!usable) {
         pthread_cond_destroy(&inbox->changed);
         wh_free(inbox);
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the tag is not one of a conversation, or is in use");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the tag is not a tag of a conversation, or it already has an inbox");
     }
     *inbox_p = inbox;
     return WHERRY_OK;
@@ -566,8 +568,9 @@ bool wh_mailbox_has_inbox(wh_mailbox *mailbox, uint64_t tag) {
 }
 
 /**
- * The lock is held. Losses come behind messages. If the group is closed they are not reported: it
- * was this process that left, and wh_inbox_take says so. Without memory, a loss has no reason.
+ * Takes a message or a loss, without waiting. Losses come after all messages. If the group is
+ * closed, losses are not reported; wh_inbox_take returns WHERRY_CLOSED instead. If out of memory, a
+ * loss is reported without its reason. The lock is held.
  */
 static bool take_now(wh_inbox *inbox, wh_message *message_p) {
     wh_mailbox *mailbox = inbox->mailbox;
@@ -600,8 +603,10 @@ wherry_status wh_inbox_take(wh_inbox *inbox, wh_deadline deadline, wh_message *m
     pthread_mutex_lock(&mailbox->lock);
     while (status == WHERRY_OK && !take_now(inbox, message_p)) {
         if (mailbox->closed) {
-            status = wh_fail(error, WHERRY_CLOSED,
-                             "this process has left the group, or a newer incarnation has taken its rank");
+            status =
+                wh_fail(error, WHERRY_CLOSED,
+                        "the group is closed: this process has left it or cannot read from it any more, or a newer "
+                        "incarnation has taken its rank");
         } else if (inbox->woken || !in_time) {
             inbox->woken = false;
             status = wh_fail(error, WHERRY_TIMED_OUT, "timed out waiting for a message");

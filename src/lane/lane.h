@@ -1,26 +1,30 @@
 /**
- * @file lane.h  A lane moves chunks from a source to a receiver. Each has one table of operations;
- * nothing outside its folder knows more about it.
+ * @file lane.h  A lane moves chunks from a source to a receiver. Each lane has one table of
+ * operations. Code outside the lane's folder uses only this table.
  *
  * How both sides use a lane:
  *
  *     source                              receiver
- *     offer: how it can be reached
- *              ------ OFFER ----------->  probe: tries the real peer, makes the pulling end
+ *     offer: how to reach it
+ *              ------ OFFER ----------->  probe: tries the real peer, creates the pulling end
  *     assist   <----- only if refused --  (a probe may ask for help, and is then tried again)
- *     accept   <----- PLAN: request ----  what the probe wants the source to know
- *     push, by `workers` threads =======  pull, by `workers` threads
+ *     accept   <----- PLAN: request ----  what the probe tells the source
+ *     push, in `workers` threads =======  pull, in `workers` threads
  *     close                               close
  *
  * 1. A lane without push is one-sided: the receiver reads the source's memory, and the source does
  *    nothing.
- * 2. Pull and push run once per round. The first round has all chunks of the plan, later ones the
- *    chunks that must come again. Each is called by as many threads at once as its end has workers,
- *    numbered from 0.
- * 3. Pull and push return when all chunks of the round have moved, within 100 ms after site.stop
- *    was requested (WHERRY_CANCELLED), or with an error. They never wait without checking the stop.
- * 4. A lane writes only to memory that wh_sink.open gave. It reads and writes nothing after an
- *    error was returned or the end was closed.
+ * 2. Chunks come in requests. PLAN has the first request of a session, REQUEST messages have more.
+ *    `next` returns the chunks of one request; `more` goes on to the next request, and waits for
+ *    it. Workers run until `more` says that no request follows. As many threads call pull (or push)
+ *    at once as the end has workers. Workers are numbered from 0.
+ * 3. Pull and push return when the last request is done, or with an error. After a stop request,
+ *    they return WHERRY_CANCELLED within 100 ms. Every wait checks for a stop request.
+ * 4. A lane writes received bytes only to its own buffers and to memory that it got from
+ *    wh_sink.open or wh_sink.route. After pull or push has returned an error, and after the end was
+ *    closed, it neither reads nor writes tensors. The only exception is wh_lane_site.held_p.
+ *
+ * An operation that only one side uses is marked "Source" or "Receiver".
  */
 #ifndef WH_LANE_LANE_H
 #define WH_LANE_LANE_H
@@ -39,7 +43,7 @@
 #include "range/digest.h"
 
 /**
- * Runs of memory that together are a chunk, in order. Starts as {0}; reused from chunk to chunk.
+ * The runs of memory of a chunk, in order. Initialize with {0}. Can be reused for the next chunk.
  */
 typedef struct wh_segments {
     struct iovec *items;
@@ -51,136 +55,189 @@ typedef struct wh_segments {
 /**
  * Appends a run, merging it with the previous one if contiguous. A NULL base means the bytes are
  * discarded.
- * @return false if there is no memory.
+ * @return false if out of memory.
  */
 bool wh_segments_add(wh_segments *segments, void *base, size_t length);
 
-/** Removes the runs, but keeps the memory for the next ones. */
+/** Removes all runs. The array stays allocated for the next chunk. */
 void wh_segments_clear(wh_segments *segments);
 
 void wh_segments_destroy(wh_segments *segments);
 
-/** Where the bytes of a chunk go. One per worker, which reuses it. Starts as {0}. */
+/**
+ * Where the bytes of a chunk go. Each worker has one and reuses it for each chunk. Initialize with
+ * {0}.
+ */
 typedef struct wh_landing {
     uint64_t chunk;
-    wh_segments segments; /**< All bytes of the chunk. */
-    void *scratch;        /**< For bytes without a destination; belongs to the sink. */
-    size_t scratch_bytes; /**< Its size. */
-    /** The whole chunk goes to scratch, and from there to its destination when it is closed. */
+    wh_segments segments; /**< The destinations of all bytes of the chunk. */
+    void *scratch;        /**< For bytes without a destination, or staged. The sink allocates it. */
+    size_t scratch_bytes; /**< Size of `scratch`. */
+    /** The whole chunk goes to `scratch` or `slot`. wh_sink.close copies it to its destination. */
     bool staged;
-    /** Of the sink: the whole chunk goes there, and to a device when it is closed. */
+    /** Only for the sink: a buffer for the whole chunk, which wh_sink.close copies to a device. */
     void *slot;
 } wh_landing;
 
 void wh_landing_destroy(wh_landing *landing);
 
-/** A run of bytes from the source to an address of this process, which may be on a device. */
+/**
+ * A part of a chunk: its address at the source, and its destination in this process, which may be
+ * on a device.
+ */
 typedef struct wh_route {
-    /** An address at the source; for a lane with push, a position: see wh_routes.span. */
+    /** An address at the source. For a lane with push, an offset within wh_routes.span. */
     uint64_t from;
     void *to;
     uint64_t length;
-    int32_t device; /**< Of `to`; -1: host memory. */
+    int32_t device; /**< The device of `to`; -1: host memory. */
 } wh_route;
 
-/** Starts as {0}; reused from batch to batch. */
+/** A list of routes. Initialize with {0}. Can be reused for the next batch of chunks. */
 typedef struct wh_routes {
     wh_route *items;
     size_t count;
     size_t capacity;
     uint64_t bytes; /**< The sum of all lengths. */
-    /** Bytes of all chunks that were opened. Positions count through them, in order. */
+    /** Total size of the opened chunks, laid out one after the other in the order of opening. */
     uint64_t span;
-    wh_segments origin; /**< For the sink only, as the next two. */
-    uint64_t *begins;
-    size_t begin_capacity;
+    wh_segments origin;    /**< Used only by the sink. */
+    uint64_t *begins;      /**< Used only by the sink. */
+    size_t begin_capacity; /**< Used only by the sink. */
 } wh_routes;
 
-/** Removes the routes, but keeps the memory for the next ones. */
+/** Removes all routes. The memory stays allocated for the next batch. */
 void wh_routes_clear(wh_routes *routes);
 
 void wh_routes_destroy(wh_routes *routes);
 
+/** Whether chunks follow, after wh_sink.next or wh_feed.next has returned false. */
+typedef enum wh_more {
+    WH_MORE_NEVER, /**< The last request is done, or a stop was requested. */
+    WH_MORE_LATER, /**< The next request has not come yet. */
+    WH_MORE_NOW,   /**< `next` returns a chunk of the next request. */
+} wh_more;
+
 /**
- * The receiver's side of the data, made by the transfer for the lane. Several threads may call the
- * functions at once.
+ * The receiver's side of the data. The transfer implements it, and the lane calls it. Several
+ * threads may call the functions at once.
  */
 typedef struct wh_sink {
     void *context;
-    bool verify; /**< close wants the digest of what landed, and open gives no NULL. */
+    /** `close` needs a digest of the received bytes. `open` then returns no NULL segments. */
+    bool verify;
 
     /**
-     * The next chunk to fetch, in ascending order, each once per round. False: there are no more,
-     * or the stop was requested. For one-sided lanes, and for those that rely on the order: with
-     * one worker at each side, sink and feed give the same chunks in the same order.
+     * Returns the next chunk of the request. Each chunk comes once, in ascending order. Never
+     * blocks. Used by one-sided lanes and by lanes that rely on the order: with one worker on each
+     * side, sink and feed return the same chunks in the same order.
+     * @return false if the request has no more chunks (see `more`) or a stop was requested.
      */
     bool (*next)(void *context, uint64_t *chunk_p);
 
     /**
-     * Where the bytes of a chunk are in the source's memory. For one-sided lanes. Replaces the
-     * segments.
+     * Goes on to the next request, after `next` has returned false. Waits for it at most wait_ms.
+     * NULL: no request follows. wh_sink_more and wh_feed_more call it.
+     */
+    wh_more (*more)(void *context, uint32_t wait_ms);
+
+    /**
+     * Sets `segments` to the addresses of a chunk in the source's memory. For one-sided lanes that
+     * use `open`.
      */
     wherry_status (*origin)(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error);
 
     /**
-     * Opens a chunk for writing to landing->segments, which never leave the planned destinations.
-     * Without verify, a segment with a NULL base has no destination: skip it, or read it into
-     * landing->scratch, which has room for the longest one.
-     * @return WHERRY_OK; WHERRY_MALFORMED for a chunk that this round does not expect (a hostile
-     * source), or that was opened before; WHERRY_NO_MEMORY.
+     * Opens a chunk. The lane then writes its bytes to landing->segments, which are always within
+     * the planned destinations. A segment with a NULL base (never with `verify`) has no
+     * destination: skip it, or write it to landing->scratch, which has room for the longest one.
+     * @return WHERRY_OK; WHERRY_MALFORMED for a chunk that was not requested (a hostile source), or
+     * that was opened before; WHERRY_NO_MEMORY.
      */
     wherry_status (*open)(void *context, uint64_t chunk, wh_landing *landing, wherry_error *error);
 
     /**
-     * All bytes of the chunk have landed.
-     * @param digest   of what landed; NULL without verify.
+     * Call this when all bytes of the chunk are written.
+     * @param digest   the digest of the received bytes; NULL without `verify`.
      * @param claimed  the source's digest, if the lane carries it; NULL: it comes by message.
      */
-    wherry_status (*close)(void *context, wh_landing *landing, const wh_digest *digest, const wh_digest *claimed,
-                           wherry_error *error);
+    wherry_status (*close)(void *context, wh_landing *landing, const wherry_digest *digest,
+                           const wherry_digest *claimed, wherry_error *error);
 
-    /** Reports bytes that landed. Call it at least every few MiB. Never blocks. */
+    /** Reports that `bytes` more bytes were written. Call it often. Never blocks. */
     void (*moved)(void *context, uint64_t bytes);
 
     /**
-     * Tells whether a chunk begins at the source where the previous one, by number, ends: both are
-     * one run of one storage, and a lane may move them as one. Depends only on the manifest, so
-     * sink and feed agree. `open` says where they land. NULL: no chunk does.
-     * @return the bytes of the chunk; 0: it does not.
+     * Tells whether a chunk continues the chunk before it (the one with the previous number): in
+     * the source's memory both are one contiguous run of one storage. A lane may move such chunks
+     * as one block. The answer depends only on the manifest, so sink and feed agree. At the
+     * receiver, the chunks may have separate destinations. NULL: no chunk continues another.
+     * @return the size of the chunk if it continues the previous one, else 0.
      */
     uint64_t (*continues)(void *context, uint64_t chunk);
 
     /**
-     * Opens a chunk for a lane with WH_LANE_DEVICE, instead of `open`: adds where each wanted byte
-     * comes from and goes to, merging contiguous routes. Routes may come in any order, and several
-     * from the same bytes. Errors as `open`. May be NULL for lanes without that trait.
+     * Opens a chunk for a lane with WH_LANE_DEVICE, instead of `open`. Appends routes for the
+     * wanted bytes, and merges contiguous ones. Routes are in no particular order, and several may
+     * read the same bytes. May be NULL if the lane does not have WH_LANE_DEVICE.
+     * @return as `open`.
      */
     wherry_status (*route)(void *context, uint64_t chunk, wh_routes *routes, wherry_error *error);
 
-    /** All bytes of a chunk that `route` opened have arrived. */
+    /** Call this when all bytes of a chunk that `route` opened are written. */
     wherry_status (*arrived)(void *context, uint64_t chunk, wherry_error *error);
 } wh_sink;
 
 /** The source's side of the data. Several threads may call the functions at once. */
 typedef struct wh_feed {
     void *context;
-    bool verify; /**< A lane with WH_LANE_DIGESTS sends digests. */
+    bool verify; /**< A lane with WH_LANE_DIGESTS must send digests. */
 
-    /** The next chunk to send, as wh_sink.next. */
+    /** Returns the next chunk to send, in the same way as wh_sink.next. */
     bool (*next)(void *context, uint64_t *chunk_p);
 
-    /** Where the bytes of a chunk are. Replaces the segments. */
+    /**
+     * Like wh_sink.more. Before a lane waits here, it must have sent all that the receiver needs to
+     * complete the chunks so far: the receiver may wait for them before it sends its next request.
+     */
+    wh_more (*more)(void *context, uint32_t wait_ms);
+
+    /** Sets `segments` to the addresses of a chunk. */
     wherry_status (*gather)(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error);
 
-    /** Reports bytes that were sent. Never blocks. */
+    /** Reports that `bytes` more bytes were sent. Never blocks. */
     void (*moved)(void *context, uint64_t bytes);
 
-    /** As wh_sink.continues; `gather` then gives contiguous runs. NULL if that of the sink is. */
+    /**
+     * The same as wh_sink.continues; NULL if that is NULL. For a chunk that continues the previous
+     * one, `gather` returns a run that follows the previous chunk in memory.
+     */
     uint64_t (*continues)(void *context, uint64_t chunk);
 
-    /** The lane has read the chunk (WH_LANE_STAGES). Never blocks. May be NULL. */
+    /** Reports that the lane has read the chunk (WH_LANE_STAGES). Never blocks. May be NULL. */
     void (*done)(void *context, uint64_t chunk);
 } wh_feed;
+
+/**
+ * Waits for the next request. @return false if none follows: then the worker's share is done, or a
+ * stop was requested.
+ */
+static inline bool wh_sink_more(const wh_sink *sink) {
+    wh_more more = WH_MORE_LATER;
+    while (sink->more && more == WH_MORE_LATER) {
+        more = sink->more(sink->context, WH_STOP_LOOK_MS);
+    }
+    return more == WH_MORE_NOW;
+}
+
+/** The same for a feed. */
+static inline bool wh_feed_more(const wh_feed *feed) {
+    wh_more more = WH_MORE_LATER;
+    while (feed->more && more == WH_MORE_LATER) {
+        more = feed->more(feed->context, WH_STOP_LOOK_MS);
+    }
+    return more == WH_MORE_NOW;
+}
 
 /** Calls feed->done if there is one. */
 static inline void wh_feed_done(const wh_feed *feed, uint64_t chunk) {
@@ -189,160 +246,196 @@ static inline void wh_feed_done(const wh_feed *feed, uint64_t chunk) {
     }
 }
 
-/** Device memory of a source, as other processes can open it. */
+/** The device memory of a source, described so that other processes can open it. */
 typedef struct wh_shared_memory {
     wh_cuda_allocation *items; /**< Sorted by address, without overlaps. */
     size_t count;
-    bool keeps; /**< The source has promised to keep it allocated. */
-    /** Why there is none; status WHERRY_OK: the state has no device memory. */
+    bool keeps; /**< The source has promised to keep the memory allocated. */
+    /**
+     * If `items` is empty, the reason. The status WHERRY_OK means that the state has no device
+     * memory.
+     */
     wherry_error reason;
 } wh_shared_memory;
 
-/** The context of a lane, borrowed by an end until it is closed. */
+/** The context of a lane. It must stay valid until the end that uses it is closed. */
 typedef struct wh_lane_site {
     wh_group *group;
     int32_t peer; /**< The other rank. */
-    /** Of the source's inbox, where channels that the receiver opens arrive. */
+    /** The tag of the source's inbox, where the channels that the receiver opens arrive. */
     uint64_t tag;
-    uint32_t threads;     /**< Threads that may be used; at least 1. */
-    bool keep_ptracer;    /**< Do not set the process's ptracer (cma). */
-    const wh_stop *stop;  /**< Ends everything. */
-    wh_deadline deadline; /**< Of the whole call. */
-    /** Give up on a peer that moves no byte for this long: WHERRY_TIMED_OUT. */
+    uint32_t threads;     /**< Maximum number of worker threads; at least 1. */
+    bool keep_ptracer;    /**< Do not change the ptracer of this process. */
+    const wh_stop *stop;  /**< All waits must end when this is requested. */
+    wh_deadline deadline; /**< The deadline of the whole call. */
+    /** If the peer moves no byte for this long, give up with WHERRY_TIMED_OUT. */
     uint32_t no_progress_ms;
-    /** SOURCE, accept: channels of this receiver. accept sets those that it takes over to -1. */
+    /**
+     * Source, for `accept`: channels from this receiver. `accept` sets those it takes over to -1.
+     */
     int *channels;
     size_t channel_count;
-    const wh_shared_memory *shared; /**< SOURCE, offer; NULL: not collected. */
-    uint64_t devices;               /**< One bit per CUDA device with some of the memory. */
-    bool ordered;                   /**< The user named the lanes: speed does not matter. */
+    /** Source, for `offer`: the device memory to share; NULL: not collected. */
+    const wh_shared_memory *shared;
+    uint64_t devices; /**< A bit mask of the CUDA devices that hold tensors of this side. */
+    bool ordered;     /**< The user chose the lanes, so do not refuse a slow one. */
     /**
-     * RECEIVER. Set if memory that wh_sink.open gave may still be written after the end is closed,
-     * because the group cannot stop it. Then that memory is never freed.
+     * Receiver; may be NULL. The lane sets it to true if memory from wh_sink.open may still be
+     * written after the end is closed, because the group cannot cancel an operation. Such memory is
+     * never freed.
      */
     bool *held_p;
 } wh_lane_site;
 
-/** One end of a lane between two ranks. Each lane has a struct that begins with this. */
+/** One end of a lane between two ranks. Each lane has its own struct that begins with this one. */
 typedef struct wh_lane_end {
-    uint32_t workers; /**< Threads that pull or push with it at once. */
+    uint32_t workers; /**< Number of threads that call pull or push at once. */
 } wh_lane_end;
 
 /** Traits of a lane. */
 enum {
-    /** No push: the receiver reads the source's memory by wh_sink.origin. */
+    /** Has no push: the receiver reads the source's memory, and the source does nothing. */
     WH_LANE_ONE_SIDED = 1,
-    WH_LANE_NETWORK = 2, /**< Bytes may cross a network: they are checked by default. */
-    /** Carries digests with the bytes. Otherwise the source sends them by message. */
+    WH_LANE_NETWORK = 2, /**< Bytes may cross a network, so digests are checked by default. */
+    /** Carries digests with the bytes. Without this, the source sends digests by message. */
     WH_LANE_DIGESTS = 4,
-    WH_LANE_GROUP = 8, /**< Its workers use the group itself. Needs pull_some and push_some. */
+    /** Moves bytes with the operations of the group: has pull_some and push_some. */
+    WH_LANE_GROUP = 8,
     /** Calls wh_feed.done, so that device memory can be staged through host memory. */
     WH_LANE_STAGES = 16,
-    WH_LANE_DEVICE = 32, /**< Moves only device memory, by wh_sink.route, without digests. */
+    /**
+     * The source's memory must be on devices. The destinations may be in host memory. Uses
+     * wh_sink.route; has no digests.
+     */
+    WH_LANE_DEVICE = 32,
 };
 
+/**
+ * The operations of a lane. "Caller" is the thread inside the send or the receive; "worker" is a
+ * thread that the transfer starts for this end. Operations under "optional" may be NULL or 0.
+ */
 typedef struct wh_lane_ops {
+    /* ---- every lane ---- */
+
     const char *name;
     uint32_t traits; /**< WH_LANE_* */
-    /** With shorter runs on average, another lane of the same host is faster; 0: never. */
-    uint32_t run_bytes;
 
     /**
-     * How long a source's worker may take to finish when the receiver has everything. Stopping it
-     * earlier would destroy what the next transfer needs. Other destinations wait meanwhile. 0:
-     * stop it at once.
-     */
-    uint32_t finish_ms;
-
-    /**
-     * SOURCE. Appends to `offer` what a receiver needs for probing: at most WH_LANE_OFFER_MAX
-     * bytes, or WH_LANE_LONG_OFFER_MAX for a lane with WH_LANE_DEVICE. May be empty. Must be quick,
-     * never blocks.
-     * @return WHERRY_OK; another status, with the reason, if this lane cannot work here.
+     * Source, caller. Appends to `offer` what a receiver needs for probing: at most
+     * WH_LANE_OFFER_MAX bytes, or WH_LANE_LONG_OFFER_MAX for a lane with WH_LANE_DEVICE. The offer
+     * may be empty. Must be fast and must not block.
+     * @return WHERRY_OK; any other status, with the reason, if this lane cannot work here.
      */
     wherry_status (*offer)(const wh_lane_site *site, wh_string *offer, wherry_error *error);
 
     /**
-     * RECEIVER. Tries the lane with the real peer. The offer is hostile. Blocks at most until the
-     * deadline.
-     * @param request   receives what goes to the source's accept: at most WH_LANE_OFFER_MAX bytes,
-     *                  may be empty.
-     * @param assist_p  set to true if it may work once the source has run `assist` with `request`.
+     * Receiver, caller. Tries the lane with the real peer. Check the offer, because it may be
+     * hostile. Blocks at most until the deadline.
+     * @param request   append to it what the source's `accept` needs: at most WH_LANE_OFFER_MAX
+     *                  bytes; may stay empty.
+     * @param assist_p  set it to true if a second probe may succeed after the source has run
+     *                  `assist` with `request`.
      * @param end_p     the pulling end, for `pull` and `close`.
      * @return WHERRY_OK; WHERRY_ABORTED if the source has ended the conversation, which ends the
-     * receive; any other status is the reason, for the log, and the next lane is tried.
+     * receive from it; any other status, with the reason for the log: the next lane is tried.
      */
     wherry_status (*probe)(const wh_lane_site *site, const void *offer, size_t size, wh_string *request, bool *assist_p,
                            wh_lane_end **end_p, wherry_error *error);
 
-    /** SOURCE. Allows what a probe was refused. NULL: there is nothing to allow. Never blocks. */
-    wherry_status (*assist)(const wh_lane_site *site, const void *request, size_t size, wherry_error *error);
+    /**
+     * Receiver, worker. Does one worker's share of all requests. Blocks. NULL with WH_LANE_GROUP.
+     * @return WHERRY_OK; WHERRY_CANCELLED after a stop request; WHERRY_PEER_LOST;
+     * WHERRY_TIMED_OUT; WHERRY_MALFORMED; the errors of the sink; WHERRY_NO_MEMORY; WHERRY_SYSTEM.
+     */
+    wherry_status (*pull)(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error);
 
     /**
-     * SOURCE. The receiver has chosen this lane. NULL for a one-sided lane. Never waits for the
-     * receiver. A lane that loads a library does so here.
-     * @param ready_p  set to false if channels are missing: it is called again when the next one
-     *                 comes.
+     * Both sides, caller, while no worker runs. Ends operations that are in flight and frees the
+     * end. Must not wait for the peer. `end` may be NULL.
+     */
+    void (*close)(wh_lane_end *end);
+
+    /* ---- lanes with a pushing side (not WH_LANE_ONE_SIDED) ---- */
+
+    /**
+     * Source, caller. Called when the receiver has chosen this lane. Must not wait for the
+     * receiver. If the lane needs a library, load it here or in `assist`, not in `offer`.
+     * @param ready_p  set it to false if channels are missing. `accept` is then called again when
+     *                 the next channel arrives.
      * @param end_p    the pushing end, for `push` and `close`.
-     * @return WHERRY_OK; any other status goes to the receiver as the reason, and it tries the next
-     * lane.
+     * @return WHERRY_OK; any other status, with the reason: the receiver learns it and tries the
+     * next lane.
      */
     wherry_status (*accept)(const wh_lane_site *site, const void *request, size_t size, bool *ready_p,
                             wh_lane_end **end_p, wherry_error *error);
 
-    /** RECEIVER. One worker's share of a round. */
-    wherry_status (*pull)(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error);
-
     /**
-     * SOURCE. One worker's share of a round. NULL for a one-sided lane. If it finds that the
-     * receiver cannot be reached, before any byte has moved, it returns WHERRY_REFUSED: the lane is
-     * refused as by accept, and the receiver tries the next one.
+     * Source, worker. Does one worker's share of all requests. Blocks. NULL with WH_LANE_GROUP.
+     * @return as pull. If the receiver cannot be reached and no byte has moved yet, it may return
+     * WHERRY_REFUSED: the receiver then tries the next lane, as it does when `accept` fails.
      */
     wherry_status (*push)(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error);
 
+    /* ---- lanes that use the operations of the group (WH_LANE_GROUP) ---- */
+
     /**
-     * As pull and push, but do only what is possible at once, and return. For lanes that the
-     * calling thread runs (wh_lane_runs_in_caller): between two calls it handles messages and, at a
-     * source, the other destinations, so that none of them waits for the end of a round. Required
-     * with WH_LANE_GROUP, else NULL.
-     * @param wait_ms  how long to wait if nothing is possible; a few milliseconds.
-     * @param done_p   set to true when the round is complete; the next call begins the next round.
+     * Instead of pull and push: do some work and return soon. A worker calls them again and again;
+     * if only the caller may use the group (wh_lane_runs_in_caller), the caller does so between
+     * messages, so that one receiver does not have to wait for another.
+     * @param wait_ms  how long to wait if nothing is possible now; a few milliseconds.
+     * @param done_p   receives true if the last request is done, else false.
+     * @return as pull and push.
      */
     wherry_status (*pull_some)(wh_lane_end *end, const wh_sink *sink, uint32_t wait_ms, bool *done_p,
                                wherry_error *error);
     wherry_status (*push_some)(wh_lane_end *end, const wh_feed *feed, uint32_t wait_ms, bool *done_p,
                                wherry_error *error);
 
+    /* ---- optional ---- */
+
     /**
-     * Both, after a round, while no worker runs. Appends how the bytes travel, for people, such as
-     * the transport that a library chose. NULL: there is nothing to add to the lane's name.
+     * If the average run has fewer bytes than this, other lanes on the same host are faster. 0:
+     * there is no such limit.
+     */
+    uint32_t run_bytes;
+
+    /**
+     * Source, caller. Called after a refused probe. Does what the receiver asks for in `request`,
+     * so that a second probe may succeed. Must not wait for the receiver. NULL: the source cannot
+     * help.
+     * @return WHERRY_OK; any other status, with the reason, which the receiver learns.
+     */
+    wherry_status (*assist)(const wh_lane_site *site, const void *request, size_t size, wherry_error *error);
+
+    /**
+     * Both sides, caller, while no worker runs. Appends text for users that says how the bytes
+     * travel, such as the transport that a library chose. NULL: there is nothing to add to the
+     * lane's name.
      */
     void (*describe)(const wh_lane_end *end, wh_string *text);
 
     /**
-     * Both. Releases what the lane keeps for later transfers: of processes that have ended, and, if
-     * group is not NULL, of one of its ranks (-1: all) that is lost or whose last transfer used
-     * another lane. Never blocks. NULL: it keeps nothing.
+     * Both sides, caller. Releases resources that the lane caches for later transfers: those of
+     * processes that have ended and, if `group` is not NULL, those of one of its ranks. A lane may
+     * keep what is still safe to use. Must not wait for the peer. NULL: nothing has to be released.
+     * @param rank  -1: all ranks of the group.
+     * @param lost  true if the rank is lost; false if its last transfer used another lane, or if
+     *              the transport is destroyed.
      */
     void (*forget)(const wh_group *group, int32_t rank, bool lost);
-
-    /**
-     * Both, when no worker runs. Ends what pull_some or push_some have under way. end may be NULL.
-     */
-    void (*close)(wh_lane_end *end);
 } wh_lane_ops;
 
 /**
- * True if only the thread inside a call of the library may run the lane, because other threads must
- * not use the group.
+ * True if the lane must run in the thread that called the library, because other threads must not
+ * use the group.
  */
 static inline bool wh_lane_runs_in_caller(const wh_lane_ops *lane, const wh_group *group) {
     return (lane->traits & WH_LANE_GROUP) && !wh_group_can(group, WH_GROUP_CONCURRENT);
 }
 
 /**
- * The most bytes of an offer or a request; and of an offer of a lane with WH_LANE_DEVICE, which
- * lists allocations.
+ * Maximum sizes in bytes. WH_LANE_OFFER_MAX is for offers and requests. WH_LANE_LONG_OFFER_MAX is
+ * for offers of lanes with WH_LANE_DEVICE, which list allocations.
  */
 enum { WH_LANE_OFFER_MAX = 4096, WH_LANE_LONG_OFFER_MAX = 1 << 20 };
 

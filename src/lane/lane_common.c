@@ -1,6 +1,7 @@
 #include "lane/lane_common.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/prctl.h>
@@ -152,10 +153,10 @@ wherry_status wh_site_blame(const wh_lane_site *site, wherry_status status, wher
 wherry_status wh_site_timed_out(const wh_lane_site *site, wherry_error *error) {
     wherry_status status =
         wh_deadline_passed(site->deadline)
-            ? wh_fail(error, WHERRY_TIMED_OUT, "timed out before all bytes had moved between here and rank %d",
+            ? wh_fail(error, WHERRY_TIMED_OUT, "timed out before all bytes had moved between this rank and rank %d",
                       (int)site->peer)
             : wh_fail(error, WHERRY_TIMED_OUT,
-                      "timed out: rank %d has not moved a byte for %u ms; the rank or the network is stopped",
+                      "timed out: rank %d has not moved a byte for %u ms; that rank or the network may be down",
                       (int)site->peer, (unsigned)site->no_progress_ms);
     return wh_site_blame(site, status, error);
 }
@@ -172,7 +173,28 @@ wherry_status wh_site_cancelled(wherry_error *error) {
     return wh_fail(error, WHERRY_CANCELLED, "the transfer was stopped");
 }
 
-/* ---- the identity of a process, and entering it ---- */
+/* ---- processors ---- */
+
+bool wh_worker_pin(uint32_t number, uint32_t threads) {
+    cpu_set_t allowed;
+    cpu_set_t one;
+    int found = -1;
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
+        return false;
+    }
+    uint32_t count = (uint32_t)CPU_COUNT(&allowed);
+    if (count < 2 || count >= threads) {
+        return false;
+    }
+    for (uint32_t skip = number % count + 1; skip > 0 && found < CPU_SETSIZE - 1;) {
+        skip -= CPU_ISSET(++found, &allowed) != 0;
+    }
+    CPU_ZERO(&one);
+    CPU_SET(found, &one);
+    return sched_setaffinity(0, sizeof(one), &one) == 0;
+}
+
+/* ---- the identity of a process, and the permission to read it ---- */
 
 void wh_identity_append(wh_string *string, const wh_identity *identity) {
     wh_string_append(string, identity->boot, sizeof(identity->boot));
@@ -193,7 +215,7 @@ uint64_t wh_ptracer_choose(_Atomic uint64_t *slot, uint64_t process) {
     uint64_t named = atomic_load(slot);
     uint64_t wanted;
     do {
-        /* A receiver that no longer exists does not need the right. */
+        /* A receiver that no longer exists does not need the permission. */
         bool gone = named != WH_PTRACER_ANYONE && named != 0 && kill((pid_t)named, 0) != 0 && errno == ESRCH;
         wanted = named == 0 || gone || named == process ? process : WH_PTRACER_ANYONE;
     } while (!atomic_compare_exchange_weak(slot, &named, wanted));
@@ -206,19 +228,19 @@ wherry_status wh_ptracer_name(const wh_lane_site *site, const wh_identity *recei
     WH_TRY(wh_identity_read(&own, error));
     if (site->keep_ptracer) {
         return wh_fail(error, WHERRY_REFUSED,
-                       "the source was told not to set the ptracer of its process: allow it, or set "
-                       "/proc/sys/kernel/yama/ptrace_scope to 0");
+                       "the source may not set its ptracer, because WHERRY_KEEP_PTRACER is set: remove that flag, or "
+                       "set /proc/sys/kernel/yama/ptrace_scope to 0");
     }
     uint64_t process = (uint64_t)wh_group_process(site->group, site->peer);
     if (process == 0) {
         process = wh_identity_shares_pids(&own, receiver) ? receiver->process : WH_PTRACER_ANYONE;
     }
     uint64_t named = wh_ptracer_choose(&slot, process);
-    wh_log(WHERRY_LOG_INFO, "rank %d may not read this process: naming %s the ptracer", site->peer,
-           named == WH_PTRACER_ANYONE ? "anyone" : "that process");
+    wh_log(WHERRY_LOG_INFO, "rank %d is not allowed to read this process; setting the ptracer of this process to %s",
+           site->peer, named == WH_PTRACER_ANYONE ? "any process" : "the process of that rank");
     if (prctl(PR_SET_PTRACER, named == WH_PTRACER_ANYONE ? PR_SET_PTRACER_ANY : (unsigned long)named, 0, 0, 0) != 0) {
         return wh_fail_errno(error, WHERRY_UNSUPPORTED, errno,
-                             "PR_SET_PTRACER: the kernel has no Yama, or there is no such process");
+                             "PR_SET_PTRACER failed: the kernel has no Yama, or the receiver's process has ended");
     }
     return WHERRY_OK;
 }

@@ -1,6 +1,7 @@
 /**
- * @file lane_common.h  What lanes share: walking along the runs of a chunk, limits of time and
- * their errors, the identity of a process on the wire, and letting a receiver into this process.
+ * @file lane_common.h  Functions that several lanes use: a cursor over the runs of a chunk, time
+ * limits and their errors, pinning a worker to a processor, the identity of a process on the wire,
+ * and the permission for a receiver to read this process.
  */
 #ifndef WH_LANE_COMMON_H
 #define WH_LANE_COMMON_H
@@ -13,92 +14,119 @@
 
 /* ---- a cursor over iovecs ---- */
 
-/** A position among the runs of a chunk. */
+/** A position within the runs of a chunk. */
 typedef struct wh_run_cursor {
     const struct iovec *at;
     const struct iovec *end;
-    size_t skip; /**< Bytes of `at` before the position. */
+    size_t skip; /**< Offset of the position within the run `at`. */
 } wh_run_cursor;
 
-/** The beginning of the segments. */
+/** Returns a cursor at the beginning of the segments. */
 wh_run_cursor wh_run_cursor_at(const wh_segments *segments);
 
 /**
- * Collects runs from the cursor on, without moving it.
- * @param landing  bytes without a destination go to its scratch; NULL if there are none.
- * @param room     entries of the window.
- * @param most     bytes that are wanted.
- * @param bytes_p  how many bytes the window has; 0 only at the end.
- * @return the number of runs.
+ * Fills `window` with the next runs after the cursor. Does not move the cursor.
+ * @param landing  its scratch memory takes the bytes of runs without a destination; NULL if all
+ *                 runs have a destination.
+ * @param room     maximum number of entries in `window`.
+ * @param most     maximum number of bytes.
+ * @param bytes_p  the number of bytes in `window`; 0 only at the end of the chunk.
+ * @return the number of entries.
  */
 size_t wh_run_cursor_window(const wh_run_cursor *cursor, const wh_landing *landing, struct iovec *window, size_t room,
                             size_t most, size_t *bytes_p);
 
 void wh_run_cursor_advance(wh_run_cursor *cursor, size_t bytes);
 
-/** Bytes left of the current run; 0 only at the end. */
+/** Returns the number of bytes left in the current run; 0 only at the end of the chunk. */
 size_t wh_run_cursor_left(const wh_run_cursor *cursor);
 
-/** The address at the cursor, which is not at the end; NULL if the bytes have no destination. */
+/**
+ * Returns the address at the cursor, or NULL if the bytes there have no destination. The cursor
+ * must not be at the end.
+ */
 static inline void *wh_run_cursor_here(const wh_run_cursor *cursor) {
     return cursor->at->iov_base ? (char *)cursor->at->iov_base + cursor->skip : NULL;
 }
 
-/** Copies the next bytes, whose runs all have addresses, into one buffer, and advances. */
+/** Copies the next bytes into one buffer and advances. All runs must have an address. */
 void wh_run_cursor_pack(wh_run_cursor *cursor, void *to, size_t bytes);
 
 /**
- * Copies one buffer to where the next bytes belong, and advances. Bytes without a destination are
- * dropped.
+ * Copies one buffer to the destinations of the next bytes, and advances. Bytes without a
+ * destination are discarded.
  */
 void wh_run_cursor_unpack(wh_run_cursor *cursor, const void *from, size_t bytes);
 
 /* ---- the site ---- */
 
-/** The first CUDA device that holds some of the memory; -1: none. */
+/** Returns the first device in site->devices; -1 if there is none. */
 int32_t wh_site_device(const wh_lane_site *site);
 
-/** When to give up on a peer that moves no byte from now on. */
+/**
+ * Returns the time at which to give up if the peer moves no byte from now on. It is never later
+ * than site->deadline.
+ */
 wh_deadline wh_site_patience(const wh_lane_site *site);
 
-/** WHERRY_TIMED_OUT; the message says which limit it was. */
+/** Fails with WHERRY_TIMED_OUT. The message says which time limit was exceeded. */
 wherry_status wh_site_timed_out(const wh_lane_site *site, wherry_error *error);
 
-/** WHERRY_UNSUPPORTED with the reason WHERRY_LANE_OTHER_HOST, for lanes within one host. */
+/** Fails with WHERRY_UNSUPPORTED and the reason WHERRY_LANE_OTHER_HOST. */
 wherry_status wh_site_other_host(const wh_lane_site *site, wherry_error *error);
 
-/** WHERRY_CANCELLED: the stop was requested. */
+/** Fails with WHERRY_CANCELLED. Call this after a stop request. */
 wherry_status wh_site_cancelled(wherry_error *error);
 
-/** Sets the rank of an error to the peer, unless this side stopped by itself. @return status. */
+/**
+ * Sets the rank of an error to the peer. Does nothing if the status is WHERRY_OK or
+ * WHERRY_CANCELLED. @return status.
+ */
 wherry_status wh_site_blame(const wh_lane_site *site, wherry_status status, wherry_error *error);
 
-/* ---- the identity of a process, and entering it ---- */
+/* ---- processors ---- */
 
 /**
- * On the wire: boot id (36 bytes), process (u64), device (u64) and inode (u64) of its pid
- * namespace, big endian.
+ * If there are several processors, but fewer than `threads`, pins the calling thread to one of
+ * those that it may use: to processor `number`, modulo their count. The two sides do not coordinate
+ * this, but they count in the same way. The thread stays pinned until it ends, which is soon: pull
+ * and push have threads of their own.
+ * @return true if the thread was pinned.
+ */
+bool wh_worker_pin(uint32_t number, uint32_t threads);
+
+/* ---- the identity of a process, and the permission to read it ---- */
+
+/**
+ * Size of an identity on the wire: boot id (36 bytes), process id (u64), device of the pid
+ * namespace (u64), inode of the pid namespace (u64). Numbers are big-endian.
  */
 enum { WH_IDENTITY_BYTES = WH_BOOT_BYTES + 24 };
 
 void wh_identity_append(wh_string *string, const wh_identity *identity);
 
-/** Takes an identity. The cursor fails if it is too short or the process is not a pid. */
+/** Parses an identity. Sets cursor->failed if the input is too short or the pid is out of range. */
 void wh_identity_take(wh_cursor *cursor, wh_identity *identity_p);
 
 /**
- * SOURCE. Names the receiver the ptracer of this process, so that Yama (ptrace_scope 1) lets it
- * read memory and fetch descriptors here.
- * @param receiver  as it describes itself; what the group knows of its process takes precedence.
- * @return WHERRY_OK; WHERRY_REFUSED if the site forbids it; WHERRY_UNSUPPORTED if the kernel has no
- * Yama.
+ * Source. Makes the receiver the ptracer of this process. With ptrace_scope 1, Yama then lets the
+ * receiver read this process's memory and duplicate its file descriptors. If the receiver's pid is
+ * unknown, or if another live process is the ptracer already, the function allows any process
+ * instead.
+ * @param receiver  the identity that the receiver has sent. Its pid is used only if the group does
+ *                  not know the receiver's pid.
+ * @return WHERRY_OK; WHERRY_REFUSED if site->keep_ptracer forbids it; WHERRY_UNSUPPORTED if the
+ * kernel has no Yama or the receiver's process has ended; WHERRY_SYSTEM.
  */
 wherry_status wh_ptracer_name(const wh_lane_site *site, const wh_identity *receiver, wherry_error *error);
 
 /**
- * Which process a source names its ptracer. There is one slot; if a second live process asks, both
- * get in only by WH_PTRACER_ANYONE.
- * @param slot  what was named last, 0: nobody; becomes the answer.
+ * Chooses the ptracer of a source. A process can have only one ptracer. If a second live process
+ * asks, the answer is WH_PTRACER_ANYONE, so that both can read. All later answers are then
+ * WH_PTRACER_ANYONE too.
+ * @param slot     holds the previous answer; 0: there is none. Receives the new answer.
+ * @param process  the pid of the receiver, or WH_PTRACER_ANYONE.
+ * @return the new answer: `process` or WH_PTRACER_ANYONE.
  */
 #define WH_PTRACER_ANYONE UINT64_MAX
 uint64_t wh_ptracer_choose(_Atomic uint64_t *slot, uint64_t process);

@@ -1,25 +1,25 @@
-/** @file lanes.h  All lanes, for the code that registers them. */
+/** @file lanes.h  Declares all lanes, for the code that registers them. */
 #ifndef WH_LANE_LANES_H
 #define WH_LANE_LANES_H
 
 #include "lane/lane.h"
 
-/** Same host, CUDA memory: the driver opens it in the receiver's process. */
+/** Same host, CUDA memory: the receiver opens the source's memory with CUDA IPC. */
 extern const wh_lane_ops wh_lane_cuda_ipc;
 
-/** Between hosts, CUDA memory: an NCCL communicator. */
+/** Between hosts, CUDA memory: uses an NCCL communicator. */
 extern const wh_lane_ops wh_lane_nccl;
 
-/** Same host: process_vm_readv. */
+/** Same host: the receiver reads the source's memory with process_vm_readv. */
 extern const wh_lane_ops wh_lane_cma;
 
-/** Same host: rings in shared memory. */
+/** Same host: uses ring buffers in shared memory. */
 extern const wh_lane_ops wh_lane_ring;
 
-/** Blocks that the group moves. */
+/** Uses the put and get operations of the group. */
 extern const wh_lane_ops wh_lane_blocks;
 
-/** UCX, loaded at run time. wh_lane_ucx_absent replaces it in a build without UCX's headers. */
+/** Uses UCX, loaded at run time. A build without UCX's headers has wh_lane_ucx_absent instead. */
 extern const wh_lane_ops wh_lane_ucx_absent;
 #ifdef WH_HAVE_UCX
 extern const wh_lane_ops wh_lane_ucx;
@@ -27,7 +27,7 @@ extern const wh_lane_ops wh_lane_ucx;
 #define wh_lane_ucx wh_lane_ucx_absent
 #endif
 
-/** Sockets of the group. */
+/** Uses socket connections that the group opens. */
 extern const wh_lane_ops wh_lane_stream;
 
 #endif

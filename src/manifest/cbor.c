@@ -15,7 +15,7 @@ static void on_number(void *context, wh_item_type type, uint64_t number) {
     item->number = number;
 }
 
-/** Defines a callback of libcbor that gets a number. */
+/** Defines a callback for libcbor that receives a number. */
 #define ON_NUMBER(name, c_type, item_type)                                                                             \
     static void name(void *context, c_type number) {                                                                   \
         on_number(context, item_type, number);                                                                         \
@@ -93,7 +93,7 @@ static const struct cbor_callbacks callbacks = {
     .indef_break = on_other,
 };
 
-wherry_status wh_read_fault(const wh_reader *reader, wherry_status status, const char *format, ...) {
+wherry_status wh_read_fault(const wh_cbor_reader *reader, wherry_status status, const char *format, ...) {
     char what[256];
     va_list arguments;
     va_start(arguments, format);
@@ -102,13 +102,15 @@ wherry_status wh_read_fault(const wh_reader *reader, wherry_status status, const
     return wh_fail_at(reader->error, status, reader->item, "byte %zu of the manifest: %s", reader->item, what);
 }
 
-/** The length of the shortest head for a number. */
+/** The length in bytes of the shortest head for a number. */
 static size_t head_size(uint64_t number) {
     return number < 24 ? 1 : number <= UINT8_MAX ? 2 : number <= UINT16_MAX ? 3 : number <= UINT32_MAX ? 5 : 9;
 }
 
-/** The length that the head of a truncated string claims; 0 if the head itself is truncated. */
-static uint64_t claimed_length(const wh_reader *reader) {
+/**
+ * The string length that is in the head of a truncated string; 0 if the head itself is truncated.
+ */
+static uint64_t claimed_length(const wh_cbor_reader *reader) {
     const unsigned char *head = reader->bytes + reader->item;
     unsigned form = head[0] & 0x1F;
     if (form < 24) {
@@ -125,19 +127,19 @@ static uint64_t claimed_length(const wh_reader *reader) {
     return length;
 }
 
-/** The error if the input ends within an item. */
-static wherry_status fault_at_end(const wh_reader *reader) {
+/** Fails because the input ends within an item. */
+static wherry_status fault_at_end(const wh_cbor_reader *reader) {
     unsigned char major = reader->item < reader->size ? reader->bytes[reader->item] >> 5 : 0;
     bool string = major == 2 || major == 3;
     uint64_t length = string ? claimed_length(reader) : 0;
     if (length > reader->string_bytes) {
-        return wh_read_fault(reader, WHERRY_LIMIT, "a string of %llu bytes; the limit is %llu",
+        return wh_read_fault(reader, WHERRY_LIMIT, "a string has %llu bytes; the limit is %llu",
                              (unsigned long long)length, (unsigned long long)reader->string_bytes);
     }
     return wh_read_fault(reader, WHERRY_TRUNCATED, "the manifest ends within an item");
 }
 
-wherry_status wh_read_any_item(wh_reader *reader, wh_item *item) {
+wherry_status wh_read_any_item(wh_cbor_reader *reader, wh_item *item) {
     reader->item = reader->at;
     item->bytes = NULL;
     struct cbor_decoder_result result =
@@ -149,25 +151,25 @@ wherry_status wh_read_any_item(wh_reader *reader, wh_item *item) {
         return wh_read_fault(reader, WHERRY_MALFORMED, "invalid CBOR");
     }
     if (item->type == WH_ITEM_INDEFINITE) {
-        return wh_read_fault(reader, WHERRY_NOT_CANONICAL, "indefinite length");
+        return wh_read_fault(reader, WHERRY_NOT_CANONICAL, "an item has an indefinite length");
     }
     bool string = item->type == WH_ITEM_BYTES || item->type == WH_ITEM_TEXT;
     size_t head = result.read - (string ? item->number : 0);
     if (item->type <= WH_ITEM_TAG && head != head_size(item->number)) {
-        return wh_read_fault(reader, WHERRY_NOT_CANONICAL, "number not in its shortest form");
+        return wh_read_fault(reader, WHERRY_NOT_CANONICAL, "a number is not in its shortest form");
     }
     if (item->type == WH_ITEM_OTHER) {
-        return wh_read_fault(reader, WHERRY_MALFORMED, "a type that manifests do not use");
+        return wh_read_fault(reader, WHERRY_MALFORMED, "the item has a type that manifests do not use");
     }
     if (string && item->number > reader->string_bytes) {
-        return wh_read_fault(reader, WHERRY_LIMIT, "a string of %llu bytes; the limit is %llu",
+        return wh_read_fault(reader, WHERRY_LIMIT, "a string has %llu bytes; the limit is %llu",
                              (unsigned long long)item->number, (unsigned long long)reader->string_bytes);
     }
     reader->at += result.read;
     return WHERRY_OK;
 }
 
-wherry_status wh_read_typed(wh_reader *reader, wh_item_type type, const char *wanted, wh_item *item) {
+wherry_status wh_read_typed(wh_cbor_reader *reader, wh_item_type type, const char *wanted, wh_item *item) {
     WH_TRY(wh_read_item(reader, item));
     if (item->type != type) {
         return wh_read_fault(reader, WHERRY_MALFORMED, "expected %s, but the item has another type", wanted);
@@ -175,7 +177,7 @@ wherry_status wh_read_typed(wh_reader *reader, wh_item_type type, const char *wa
     return WHERRY_OK;
 }
 
-wherry_status wh_read_any_uint(wh_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p) {
+wherry_status wh_read_any_uint(wh_cbor_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p) {
     wh_item item;
     WH_TRY(wh_read_typed(reader, WH_ITEM_UINT, wanted, &item));
     if (item.number > most) {
@@ -186,44 +188,45 @@ wherry_status wh_read_any_uint(wh_reader *reader, uint64_t most, const char *wan
     return WHERRY_OK;
 }
 
-wherry_status wh_read_int(wh_reader *reader, int64_t least, const char *wanted, int64_t *number_p) {
+wherry_status wh_read_int(wh_cbor_reader *reader, int64_t least, const char *wanted, int64_t *number_p) {
     wh_item item;
     WH_TRY(wh_read_item(reader, &item));
     bool integer = item.type == WH_ITEM_UINT || item.type == WH_ITEM_NEGINT;
     int64_t number = item.type == WH_ITEM_NEGINT ? -1 - (int64_t)item.number : (int64_t)item.number;
     if (!integer || item.number > INT64_MAX || number < least) {
-        return wh_read_fault(reader, WHERRY_MALFORMED, "%s is not an integer, or out of range", wanted);
+        return wh_read_fault(reader, WHERRY_MALFORMED, "%s is not an integer, or is out of range", wanted);
     }
     *number_p = number;
     return WHERRY_OK;
 }
 
-wherry_status wh_read_array(wh_reader *reader, const char *wanted, uint64_t *count_p) {
+wherry_status wh_read_array(wh_cbor_reader *reader, const char *wanted, uint64_t *count_p) {
     wh_item item;
     WH_TRY(wh_read_typed(reader, WH_ITEM_ARRAY, wanted, &item));
     if (item.number > wh_reader_left(reader)) {
-        return wh_read_fault(reader, WHERRY_TRUNCATED, "%s claims %llu items, but only %zu bytes are left", wanted,
-                             (unsigned long long)item.number, wh_reader_left(reader));
+        return wh_read_fault(reader, WHERRY_TRUNCATED, "only %zu bytes are left for the %llu items of %s",
+                             wh_reader_left(reader), (unsigned long long)item.number, wanted);
     }
     *count_p = item.number;
     return WHERRY_OK;
 }
 
-wherry_status wh_read_array_of(wh_reader *reader, uint64_t count, const char *wanted) {
+wherry_status wh_read_array_of(wh_cbor_reader *reader, uint64_t count, const char *wanted) {
     uint64_t found = 0;
     WH_TRY(wh_read_array(reader, wanted, &found));
     if (found != count) {
-        return wh_read_fault(reader, WHERRY_MALFORMED, "%s has %llu items, expected %llu", wanted,
-                             (unsigned long long)found, (unsigned long long)count);
+        return wh_read_fault(reader, WHERRY_MALFORMED, "expected %llu items in %s, but there are %llu",
+                             (unsigned long long)count, wanted, (unsigned long long)found);
     }
     return WHERRY_OK;
 }
 
-wherry_status wh_read_uints(wh_reader *reader, uint32_t most, const char *wanted, int64_t *numbers, uint32_t *count_p) {
+wherry_status wh_read_uints(wh_cbor_reader *reader, uint32_t most, const char *wanted, int64_t *numbers,
+                            uint32_t *count_p) {
     wh_item item;
     WH_TRY(wh_read_typed(reader, WH_ITEM_ARRAY, wanted, &item));
     if (item.number > most) {
-        return wh_read_fault(reader, WHERRY_LIMIT, "%llu numbers in %s; the maximum is %u",
+        return wh_read_fault(reader, WHERRY_LIMIT, "there are %llu numbers in %s; the maximum is %u",
                              (unsigned long long)item.number, wanted, most);
     }
     if (item.number > wh_reader_left(reader)) {
@@ -238,7 +241,7 @@ wherry_status wh_read_uints(wh_reader *reader, uint32_t most, const char *wanted
     return WHERRY_OK;
 }
 
-wherry_status wh_read_text(wh_reader *reader, const char *wanted, wh_item *item) {
+wherry_status wh_read_text(wh_cbor_reader *reader, const char *wanted, wh_item *item) {
     WH_TRY(wh_read_typed(reader, WH_ITEM_TEXT, wanted, item));
     if (!wh_utf8_valid((const char *)item->bytes, item->number)) {
         return wh_read_fault(reader, WHERRY_MALFORMED, "%s is not UTF-8", wanted);
@@ -246,7 +249,7 @@ wherry_status wh_read_text(wh_reader *reader, const char *wanted, wh_item *item)
     return WHERRY_OK;
 }
 
-wherry_status wh_read_name(wh_reader *reader, const char *wanted, char **name_p) {
+wherry_status wh_read_name(wh_cbor_reader *reader, const char *wanted, char **name_p) {
     wh_item item;
     WH_TRY(wh_read_text(reader, wanted, &item));
     if (item.bytes && memchr(item.bytes, 0, item.number)) {
@@ -283,7 +286,7 @@ void wh_write_bool(wh_writer *writer, bool content) {
 
 unsigned char *wh_put_long_head(unsigned char *at, unsigned major, uint64_t number) {
     size_t size = cbor_encode_uint(number, at, WH_HEAD_MAX);
-    /* turns the head of an integer into that of another type */
+    /* changes the head of an integer to another major type */
     *at = (unsigned char)(*at | major << 5);
     return at + size;
 }

@@ -1,8 +1,9 @@
 /**
- * @file cbor.h  Reading and writing CBOR items one by one. Only this file knows libcbor.
+ * @file cbor.h  Reading and writing CBOR items one by one. Only cbor.c uses libcbor.
  *
  * The reader accepts only the restricted form of docs/wire-format.md: shortest heads, definite
- * lengths, and the types that occur. Each error has the offset of the item.
+ * lengths, and the types that occur. Each error about the input contains the offset of the bad
+ * item.
  */
 #ifndef WH_MANIFEST_CBOR_H
 #define WH_MANIFEST_CBOR_H
@@ -15,7 +16,7 @@
 
 #include "base/bytes.h"
 
-/** Major types of CBOR. Null is a simple value. */
+/** Major types of CBOR. */
 enum {
     WH_MAJOR_UINT = 0,
     WH_MAJOR_NEGINT = 1,
@@ -32,10 +33,10 @@ enum { WH_TAG_POSITIVE = 2, WH_TAG_NEGATIVE = 3 };
 typedef enum wh_item_type {
     WH_ITEM_UINT = WH_MAJOR_UINT,     /**< `number` */
     WH_ITEM_NEGINT = WH_MAJOR_NEGINT, /**< -1 - `number` */
-    WH_ITEM_BYTES = WH_MAJOR_BYTES,   /**< `bytes`, `number` of them */
-    WH_ITEM_TEXT = WH_MAJOR_TEXT,     /**< `bytes`, `number` of them; not yet checked for UTF-8 */
+    WH_ITEM_BYTES = WH_MAJOR_BYTES,   /**< `bytes` has `number` bytes */
+    WH_ITEM_TEXT = WH_MAJOR_TEXT,     /**< `bytes` has `number` bytes, not yet checked for UTF-8 */
     WH_ITEM_ARRAY = WH_MAJOR_ARRAY,   /**< `number` items follow */
-    WH_ITEM_TAG,                      /**< `number`, the tag of the next item */
+    WH_ITEM_TAG,                      /**< `number` is the tag of the next item */
     WH_ITEM_BOOL,                     /**< `number` is 0 or 1 */
     WH_ITEM_NULL,
     WH_ITEM_OTHER,      /**< Any other type; never returned. */
@@ -48,27 +49,27 @@ typedef struct wh_item {
     const unsigned char *bytes; /**< Borrowed from the input. */
 } wh_item;
 
-typedef struct wh_reader {
+typedef struct wh_cbor_reader {
     const unsigned char *bytes;
     size_t size;
     size_t at;             /**< The offset of the next item. */
-    size_t item;           /**< The offset of the last item. */
+    size_t item;           /**< The offset of the item that was read last. */
     uint64_t string_bytes; /**< The maximum length of a string. */
     wherry_error *error;
-} wh_reader;
+} wh_cbor_reader;
 
-/** Bytes left. */
-static inline size_t wh_reader_left(const wh_reader *reader) {
+/** The number of bytes left. */
+static inline size_t wh_reader_left(const wh_cbor_reader *reader) {
     return reader->size - reader->at;
 }
 
 /**
- * Reads the head of the next item inline, without taking it. This works for nearly all heads.
+ * Decodes the head of the next item without advancing. This is the fast path for nearly all heads.
  * @param major_p  the major type, 0 to 7.
- * @return its length; 0 if it is not in its shortest form, or truncated. Then wh_read_any_item
- * reports the fault.
+ * @return the length of the head; 0 if the head has a number of eight bytes or is invalid. If it is
+ * 0, call wh_read_any_item, which reads the item or reports the fault.
  */
-static inline size_t wh_peek_head(const wh_reader *reader, unsigned *major_p, uint64_t *number_p) {
+static inline size_t wh_peek_head(const wh_cbor_reader *reader, unsigned *major_p, uint64_t *number_p) {
     const unsigned char *head = reader->bytes + reader->at;
     size_t left = wh_reader_left(reader);
     unsigned form = left ? *head & 0x1F : 31;
@@ -92,11 +93,11 @@ static inline size_t wh_peek_head(const wh_reader *reader, unsigned *major_p, ui
     return 0;
 }
 
-/** Reads any item, with libcbor. */
-wherry_status wh_read_any_item(wh_reader *reader, wh_item *item);
+/** Like wh_read_item, but slower: it uses libcbor for every item. */
+wherry_status wh_read_any_item(wh_cbor_reader *reader, wh_item *item);
 
-/** Reads the next item. For an array or a tag, this is only its head. */
-static inline wherry_status wh_read_item(wh_reader *reader, wh_item *item) {
+/** Reads the next item. For an array or a tag, it reads only the head. */
+static inline wherry_status wh_read_item(wh_cbor_reader *reader, wh_item *item) {
     unsigned major;
     uint64_t number;
     size_t head = wh_peek_head(reader, &major, &number);
@@ -115,19 +116,21 @@ static inline wherry_status wh_read_item(wh_reader *reader, wh_item *item) {
     return WHERRY_OK;
 }
 
-/** Fails at the offset of the last item. */
-wherry_status wh_read_fault(const wh_reader *reader, wherry_status status, const char *format, ...) WHERRY_PRINTF(3, 4);
+/** Fails with an error that contains the offset of the item that was read last. */
+wherry_status wh_read_fault(const wh_cbor_reader *reader, wherry_status status, const char *format, ...)
+    WHERRY_PRINTF(3, 4);
 
 /**
- * Reads an item of a type. Any other type is WHERRY_MALFORMED; `wanted` describes the item in the
- * message.
+ * Reads an item of the given type. Any other type is WHERRY_MALFORMED. `wanted` names the item in
+ * the message.
  */
-wherry_status wh_read_typed(wh_reader *reader, wh_item_type type, const char *wanted, wh_item *item);
+wherry_status wh_read_typed(wh_cbor_reader *reader, wh_item_type type, const char *wanted, wh_item *item);
 
 /** Reads an integer from 0 to `most`. A larger one is WHERRY_MALFORMED. */
-wherry_status wh_read_any_uint(wh_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p);
+wherry_status wh_read_any_uint(wh_cbor_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p);
 
-static inline wherry_status wh_read_uint(wh_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p) {
+static inline wherry_status wh_read_uint(wh_cbor_reader *reader, uint64_t most, const char *wanted,
+                                         uint64_t *number_p) {
     unsigned major;
     uint64_t number;
     size_t head = wh_peek_head(reader, &major, &number);
@@ -140,25 +143,32 @@ static inline wherry_status wh_read_uint(wh_reader *reader, uint64_t most, const
     return WHERRY_OK;
 }
 
-/** Reads an integer that fits int64_t and is at least `least`. */
-wherry_status wh_read_int(wh_reader *reader, int64_t least, const char *wanted, int64_t *number_p);
+/** Reads an integer that fits in int64_t and is at least `least`. */
+wherry_status wh_read_int(wh_cbor_reader *reader, int64_t least, const char *wanted, int64_t *number_p);
 
-/** Reads the head of an array. Each item takes at least one of the bytes left. */
-wherry_status wh_read_array(wh_reader *reader, const char *wanted, uint64_t *count_p);
+/**
+ * Reads the head of an array. Fails if the array has more items than there are bytes left, because
+ * each item takes at least one byte.
+ */
+wherry_status wh_read_array(wh_cbor_reader *reader, const char *wanted, uint64_t *count_p);
 
 /** Reads the head of an array with exactly `count` items. */
-wherry_status wh_read_array_of(wh_reader *reader, uint64_t count, const char *wanted);
+wherry_status wh_read_array_of(wh_cbor_reader *reader, uint64_t count, const char *wanted);
 
-/** Reads an array of at most `most` integers, each at least 0. A longer one is WHERRY_LIMIT. */
-wherry_status wh_read_uints(wh_reader *reader, uint32_t most, const char *wanted, int64_t *numbers, uint32_t *count_p);
+/** Reads an array of at most `most` integers, each at least 0. A longer array is WHERRY_LIMIT. */
+wherry_status wh_read_uints(wh_cbor_reader *reader, uint32_t most, const char *wanted, int64_t *numbers,
+                            uint32_t *count_p);
 
 /** Reads a text and checks that it is UTF-8. */
-wherry_status wh_read_text(wh_reader *reader, const char *wanted, wh_item *item);
+wherry_status wh_read_text(wh_cbor_reader *reader, const char *wanted, wh_item *item);
 
 /** Reads a text without zero bytes and copies it. The caller frees the copy with wh_free. */
-wherry_status wh_read_name(wh_reader *reader, const char *wanted, char **name_p);
+wherry_status wh_read_name(wh_cbor_reader *reader, const char *wanted, char **name_p);
 
-/** Starts as {0}. After a failed allocation it stays failed, and all writes do nothing. */
+/**
+ * Writes CBOR items to memory. Initialize it with {0}. If an allocation fails, `failed` is set, and
+ * the output is incomplete.
+ */
 typedef struct wh_writer {
     unsigned char *bytes;
     size_t size;
@@ -169,17 +179,17 @@ typedef struct wh_writer {
 /** Reserves room for the expected total size. */
 void wh_writer_reserve(wh_writer *writer, size_t size);
 
-/** The maximum length of a head: one byte and eight more. */
+/** The maximum length of a head in bytes: one byte, followed by a number of eight bytes. */
 enum { WH_HEAD_MAX = 9 };
 
-/** Writes a head of any length, with libcbor. @return the end of the head. */
+/** Writes a head of any length, with libcbor. @return the position after the head. */
 unsigned char *wh_put_long_head(unsigned char *at, unsigned major, uint64_t number);
 
 /**
- * Writes the head of an item; there is room for WH_HEAD_MAX bytes. To write many heads, reserve
- * room for all of them once. Then nothing else is done per head, and nearly all heads are short.
+ * Writes the head of an item. There must be room for WH_HEAD_MAX bytes. To write many heads
+ * quickly, reserve room for all of them with one call of wh_writer_room.
  * @param major  the major type.
- * @return the end of the head.
+ * @return the position after the head.
  */
 static inline unsigned char *wh_put_head(unsigned char *at, unsigned major, uint64_t number) {
     if (number < 24) {
@@ -212,7 +222,7 @@ static inline unsigned char *wh_put_null(unsigned char *at) {
     return wh_put_head(at, WH_MAJOR_SIMPLE, WH_SIMPLE_NULL);
 }
 
-/** Writes an array of integers: count + 1 heads. */
+/** Writes an array of integers. There must be room for count + 1 heads. */
 static inline unsigned char *wh_put_ints(unsigned char *at, const int64_t *numbers, size_t count) {
     at = wh_put_array(at, count);
     for (size_t i = 0; i < count; i++) {
@@ -221,12 +231,15 @@ static inline unsigned char *wh_put_ints(unsigned char *at, const int64_t *numbe
     return at;
 }
 
-/** Returns room for `more` bytes at the end; NULL if out of memory. */
+/**
+ * Reserves room for `more` bytes at the end. @return the start of the reserved bytes; NULL if out
+ * of memory.
+ */
 unsigned char *wh_writer_room(wh_writer *writer, size_t more);
 
 /**
- * Ends a write to the room of wh_writer_room: everything before `at` is written. Does nothing if at
- * is NULL.
+ * Ends a write to the bytes that wh_writer_room reserved. The bytes before `at` become part of the
+ * output. Does nothing if at is NULL.
  */
 static inline void wh_writer_take(wh_writer *writer, const unsigned char *at) {
     writer->size = at ? (size_t)(at - writer->bytes) : writer->size;

@@ -2,10 +2,10 @@
  * From bytes to a prepared state: the manifest as a whole, its storages with their extents, and its
  * meshes.
  *
- * 1. Every byte is hostile. Each count is compared with the limits and with the bytes left before
- *    memory is allocated.
+ * 1. The bytes may come from an attacker. Before memory is allocated for a count, the count is
+ *    compared with the limits and with the number of bytes left.
  * 2. Only the canonical form is accepted.
- * 3. Each error has the offset of the first bad item.
+ * 3. Each error about the bytes contains the offset of the first bad item.
  */
 #include "manifest/decode.h"
 
@@ -20,8 +20,8 @@
 #include "state/tensor.h"
 
 /**
- * VALUE_BYTES: memory that values take per byte of the manifest, estimated. STORAGE_BYTES: minimum
- * length of a storage in the manifest.
+ * VALUE_BYTES: estimated memory for values per byte of the manifest. STORAGE_BYTES: minimum size of
+ * an encoded storage in bytes.
  */
 enum { VALUE_BYTES = 5, STORAGE_BYTES = 5 };
 
@@ -74,8 +74,8 @@ wherry_status wh_decode_device(wh_decoder *decoder, wherry_device *device_p) {
 }
 
 /**
- * Reads the levels of an extent and checks them from the innermost outwards. *span_p becomes their
- * span.
+ * Reads the levels of an extent and checks them, the innermost first. *span_p becomes the number of
+ * bytes from the first byte of the extent to its end.
  */
 static wherry_status read_levels(wh_decoder *d, wh_extent *extent, uint64_t *span_p) {
     int64_t numbers[2 * WHERRY_NDIM_MAX];
@@ -110,7 +110,7 @@ static wherry_status read_extent(wh_decoder *d, uint64_t nbytes, wh_extent *exte
     WH_TRY(wh_read_uint(&d->in, INT64_MAX, "the offset of an extent", &extent->offset));
     WH_TRY(wh_read_uint(&d->in, INT64_MAX, "the length of an extent", &extent->length));
     if (extent->length == 0) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "an extent without bytes");
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "an extent has no bytes");
     }
     extent->level_count = 0;
     uint64_t end = extent->length;
@@ -125,7 +125,7 @@ static wherry_status read_extent(wh_decoder *d, uint64_t nbytes, wh_extent *exte
     return WHERRY_OK;
 }
 
-/** Adds an extent to the space, if the limits allow the sum of all extents. */
+/** Adds an extent to the space. Fails if the sum of all extents is above the limit. */
 static wherry_status add_extent(wh_decoder *d, const wherry_extent *extent) {
     wh_space *space = &d->prepared->space;
     wherry_extent kept = *extent;
@@ -160,7 +160,7 @@ static wherry_status read_extents(wh_decoder *d, uint64_t nbytes) {
         wherry_extent whole = {0, nbytes, NULL, 0};
         return nbytes ? add_extent(d, &whole)
                       : wh_read_fault(&d->in, WHERRY_NOT_CANONICAL,
-                                      "null as the extents of an empty storage; expected an empty array");
+                                      "the extents of an empty storage are null; expected an empty array");
     }
     if (item.type != WH_ITEM_ARRAY || item.number > wh_reader_left(&d->in)) {
         return wh_read_fault(
@@ -169,10 +169,10 @@ static wherry_status read_extents(wh_decoder *d, uint64_t nbytes) {
     }
     uint64_t before = 0;
     /*
-     * one byte after the end of the last contiguous extent: a contiguous extent that begins before
-     * would be part of that one
+     * The lowest offset at which the next contiguous extent may begin. If it began earlier, it
+     * would touch the last contiguous extent, and the two should be one extent.
      */
-    uint64_t behind = 0;
+    uint64_t least = 0;
     for (uint64_t i = 0; i < item.number; i++) {
         wh_extent extent;
         WH_TRY(read_extent(d, nbytes, &extent));
@@ -182,13 +182,14 @@ static wherry_status read_extents(wh_decoder *d, uint64_t nbytes) {
         wherry_extent borrowed = wh_extent_borrow(&extent);
         if (wh_extents_are_whole(&borrowed, item.number, nbytes)) {
             return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL,
-                                 "one extent that covers the whole storage; expected null");
+                                 "an extent covers the whole storage; expected null instead");
         }
-        if (extent.level_count == 0 && extent.offset < behind) {
-            return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "two adjacent or overlapping extents; expected one");
+        if (extent.level_count == 0 && extent.offset < least) {
+            return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL,
+                                 "two extents are adjacent or overlap; expected one extent");
         }
         before = extent.offset;
-        behind = extent.level_count ? behind : extent.offset + extent.length + 1;
+        least = extent.level_count ? least : extent.offset + extent.length + 1;
         WH_TRY(add_extent(d, &borrowed));
     }
     return WHERRY_OK;
@@ -214,7 +215,10 @@ static wherry_status read_storage(wh_decoder *d) {
                                                      : wh_fail_memory(d->in.error, "the storages of a manifest");
 }
 
-/** Reads the ranks and names of a mesh and creates it. `ranks` and `names` have room for them. */
+/**
+ * Reads the ranks and dimension names of a mesh and creates the mesh. `ranks` and `names` are
+ * buffers with enough room.
+ */
 static wherry_status make_mesh(wh_decoder *d, wherry_mesh_info *info, int64_t *ranks, uint64_t count, char **names,
                                wherry_mesh **mesh_p) {
     for (uint64_t i = 0; i < count; i++) {
@@ -247,7 +251,7 @@ static wherry_status read_mesh(wh_decoder *d, wherry_mesh **mesh_p) {
     WH_TRY(wh_decode_device_kind(d, &info.device));
     WH_TRY(wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a mesh", shape, &info.ndim));
     if (info.ndim == 0 || !wh_mesh_count(info.ndim, shape, &count)) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a mesh without sizes, or with a size below 1");
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a mesh has no sizes, a size below 1, or too many positions");
     }
     WH_TRY(wh_read_array(&d->in, "the ranks of a mesh", &ranks));
     if (ranks != count) {
@@ -288,8 +292,8 @@ static wherry_status read_meshes(wh_decoder *d, uint64_t count) {
 }
 
 /**
- * Reads the magic and the version, which come first so that other versions may have another number
- * of items.
+ * Reads the magic text and the version. The version is checked before the number of items, because
+ * other versions may have a different number of items.
  */
 static wherry_status read_opening(wh_decoder *d) {
     wh_item head;
@@ -297,16 +301,16 @@ static wherry_status read_opening(wh_decoder *d) {
     WH_TRY(wh_read_typed(&d->in, WH_ITEM_ARRAY, "the manifest", &head));
     WH_TRY(wh_read_text(&d->in, "the text 'wherry'", &item));
     if (item.number != strlen(WH_MANIFEST_MAGIC) || memcmp(item.bytes, WH_MANIFEST_MAGIC, item.number) != 0) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "not a Wherry manifest");
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "this is not a Wherry manifest");
     }
     WH_TRY(wh_read_item(&d->in, &item));
     if (item.type != WH_ITEM_UINT && item.type != WH_ITEM_NEGINT) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "expected the version, but the item has another type");
     }
     if (item.type == WH_ITEM_NEGINT || item.number != WHERRY_MANIFEST_VERSION) {
-        return wh_read_fault(&d->in, WHERRY_BAD_VERSION, "format version %s%llu; this library reads %d",
-                             item.type == WH_ITEM_NEGINT ? "-1 - " : "", (unsigned long long)item.number,
-                             WHERRY_MANIFEST_VERSION);
+        return wh_read_fault(
+            &d->in, WHERRY_BAD_VERSION, "the manifest has format version %s%llu; this library reads only version %d",
+            item.type == WH_ITEM_NEGINT ? "-1 - " : "", (unsigned long long)item.number, WHERRY_MANIFEST_VERSION);
     }
     if (head.number != WH_MANIFEST_ITEMS) {
         bool cut = head.number > wh_reader_left(&d->in) + 2;
@@ -323,7 +327,7 @@ static wherry_status read_tables(wh_decoder *d) {
     uint64_t count = 0;
     WH_TRY(wh_read_uint(&d->in, INT64_MAX, "the size of a chunk", &chunk_bytes));
     if (!wh_chunk_bytes_valid(chunk_bytes)) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "invalid chunk size of %llu bytes",
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "the chunk size of %llu bytes is invalid",
                              (unsigned long long)chunk_bytes);
     }
     prepared->space.chunk_bytes = chunk_bytes;
@@ -354,7 +358,7 @@ static wherry_status read_manifest(wh_decoder *d) {
     d->prepared->owns_state = true;
     d->in.item = d->in.at;
     if (d->next_storage < d->prepared->storage_count || d->next_mesh < d->prepared->mesh_count) {
-        return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "a storage or a mesh that no tensor uses");
+        return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "a storage or a mesh is not used by any tensor");
     }
     if (d->in.at < d->in.size) {
         return wh_read_fault(&d->in, WHERRY_TRAILING_BYTES, "%zu bytes follow the manifest", d->in.size - d->in.at);

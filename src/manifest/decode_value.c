@@ -17,13 +17,13 @@ static wherry_status read_reference(wh_decoder *decoder, size_t count, size_t *n
     uint64_t number = 0;
     WH_TRY(wh_read_uint(&decoder->in, INT64_MAX, wanted, &number));
     if (number >= count) {
-        return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "%s is %llu, but there are only %zu", wanted,
+        return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "%s is %llu, but must be below %zu", wanted,
                              (unsigned long long)number, count);
     }
     if (number > *next) {
         return wh_read_fault(&decoder->in, WHERRY_NOT_CANONICAL,
-                             "%s is %llu, but new ones must come in order, and the next is %zu", wanted,
-                             (unsigned long long)number, *next);
+                             "%s is %llu, but the next new number must be %zu (numbers are assigned in order of use)",
+                             wanted, (unsigned long long)number, *next);
     }
     *next += number == *next;
     *number_p = number;
@@ -44,7 +44,7 @@ static wherry_status check_sizes(const wh_decoder *decoder, wherry_dtype dtype, 
     uint64_t bytes = wherry_dtype_describe(dtype)->bytes;
     for (uint32_t d = 0; d < ndim; d++) {
         if (shape[d] > 1 && !wh_mul(bytes, (uint64_t)shape[d], &bytes)) {
-            return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "a shape of more than 2^63 bytes");
+            return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "a tensor of this shape has more than 2^63 bytes");
         }
     }
     return WHERRY_OK;
@@ -58,7 +58,8 @@ static wherry_status read_strides(wh_decoder *decoder, uint32_t ndim, const int6
     bool fits = wh_contiguous_strides(ndim, shape, contiguous);
     if (item.type == WH_ITEM_NULL) {
         if (!fits) {
-            return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "a shape of more than 2^63 elements");
+            return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS,
+                                 "a tensor of this shape has more than 2^63 elements");
         }
         memcpy(strides, contiguous, ndim * sizeof(*strides));
         return WHERRY_OK;
@@ -67,15 +68,15 @@ static wherry_status read_strides(wh_decoder *decoder, uint32_t ndim, const int6
     decoder->in.at = begin;
     WH_TRY(wh_read_uints(&decoder->in, WHERRY_NDIM_MAX, "strides", strides, &count));
     if (count != ndim) {
-        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "%u strides for %u sizes", count, ndim);
+        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "a tensor has %u strides, but %u sizes", count, ndim);
     }
     if (fits && memcmp(strides, contiguous, ndim * sizeof(*strides)) == 0) {
-        return wh_read_fault(&decoder->in, WHERRY_NOT_CANONICAL, "strides of a contiguous tensor; expected null");
+        return wh_read_fault(&decoder->in, WHERRY_NOT_CANONICAL, "a contiguous tensor has strides; expected null");
     }
     return WHERRY_OK;
 }
 
-/** Reads a tensor after its kind. */
+/** Reads the rest of a tensor, after its kind. */
 static wherry_status read_tensor(wh_decoder *d, wherry_value **value_p) {
     int64_t shape[WHERRY_NDIM_MAX];
     int64_t strides[WHERRY_NDIM_MAX];
@@ -117,7 +118,7 @@ static wherry_status read_placement(wh_decoder *d, wherry_placement *placement, 
     uint64_t number = 0;
     WH_TRY(wh_read_array(&d->in, "a placement", &count));
     if (count == 0) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "an empty placement");
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a placement is empty");
     }
     WH_TRY(wh_read_uint(&d->in, WHERRY_PARTIAL, "the kind of a placement", &number));
     if (count != items[number]) {
@@ -148,7 +149,7 @@ static wherry_status read_placements(wh_decoder *d, const wherry_mesh *mesh, whe
     return WHERRY_OK;
 }
 
-/** Reads a DTensor after its placements. */
+/** Reads the rest of a DTensor, after its placements. */
 static wherry_status read_global(wh_decoder *d, wherry_dtensor *dtensor, int64_t *shape, int64_t *strides) {
     uint64_t flags = 0;
     WH_TRY(read_dtype(d, &dtensor->dtype));
@@ -207,7 +208,7 @@ static wherry_status read_place(wh_decoder *d, wherry_shard_place *place) {
     return wh_decode_device(d, &place->device);
 }
 
-/** Reads the box and the place of a shard. `numbers` has room for the box. */
+/** Reads the box and the place of a shard. `numbers` is a buffer for the numbers of the box. */
 static wherry_status read_info(wh_decoder *d, uint32_t ndim, const int64_t *shape, int64_t *numbers,
                                wherry_shard_info *info) {
     wh_box box = {.ndim = ndim};
@@ -215,11 +216,11 @@ static wherry_status read_info(wh_decoder *d, uint32_t ndim, const int64_t *shap
     uint32_t sizes = 0;
     WH_TRY(wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the offsets of a shard", box.offsets, &offsets));
     if (offsets != ndim) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "%u offsets for %u dimensions", offsets, ndim);
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a shard has %u offsets, but %u dimensions", offsets, ndim);
     }
     WH_TRY(wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a shard", box.sizes, &sizes));
     if (sizes != ndim) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "%u sizes for %u dimensions", sizes, ndim);
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a shard has %u sizes, but %u dimensions", sizes, ndim);
     }
     if (!wh_box_within(&box, shape)) {
         return wh_read_fault(&d->in, WHERRY_OUT_OF_BOUNDS, "a shard is outside its global tensor");
@@ -232,8 +233,8 @@ static wherry_status read_info(wh_decoder *d, uint32_t ndim, const int64_t *shap
 }
 
 /**
- * Reads the head of an array with one box per item. Each box takes at least 2 * ndim bytes of what
- * is left.
+ * Reads the head of an array with one box per item. Fails if there are not enough bytes left: each
+ * item takes at least 2 * ndim + 1 bytes.
  */
 static wherry_status read_box_count(wh_decoder *d, uint32_t ndim, const char *wanted, uint32_t *count_p) {
     uint64_t count = 0;
@@ -246,7 +247,7 @@ static wherry_status read_box_count(wh_decoder *d, uint32_t ndim, const char *wa
     return WHERRY_OK;
 }
 
-/** Reads an array of infos. The caller frees *infos_p and *numbers_p, also on failure. */
+/** Reads an array of shard infos. The caller frees *infos_p and *numbers_p, also on failure. */
 static wherry_status read_infos(wh_decoder *d, const wherry_sharded *sharded, const char *wanted, uint32_t *count_p,
                                 wherry_shard_info **infos_p, int64_t **numbers_p) {
     WH_TRY(read_box_count(d, sharded->ndim, wanted, count_p));
@@ -264,8 +265,8 @@ static wherry_status read_infos(wh_decoder *d, const wherry_sharded *sharded, co
 }
 
 /**
- * The parts of a ShardedTensor while it is read. All of it is freed at the end, but the tensors
- * only on failure.
+ * The parts of a ShardedTensor while it is being read. The arrays are always freed at the end. The
+ * tensors are freed only on failure.
  */
 typedef struct sharded_parts {
     wherry_sharded sharded;
@@ -334,7 +335,7 @@ static wherry_status read_sharding(wh_decoder *d, sharded_parts *parts) {
     WH_TRY(wh_read_uint(&d->in, WHERRY_SHARDING_ENUMERABLE, "the kind of a sharding", &kind));
     sharding->kind = (wherry_sharding_kind)kind;
     if (item.number != (kind == WHERRY_SHARDING_CHUNK ? 3U : kind == WHERRY_SHARDING_ENUMERABLE ? 2U : 0U)) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a sharding of kind %llu with %llu items",
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a sharding of kind %llu has %llu items, which is not allowed",
                              (unsigned long long)kind, (unsigned long long)item.number);
     }
     if (kind == WHERRY_SHARDING_CHUNK) {
@@ -387,18 +388,19 @@ static wherry_status read_sharded(wh_decoder *decoder, wherry_value **value_p) {
 /* The tree */
 
 /**
- * RESERVE_MAX: entries for which a dict may always reserve memory. ENTRY_BYTES: minimum length of
- * an entry.
+ * RESERVE_MAX: a dict reserves memory for this many entries if its count cannot be trusted.
+ * ENTRY_BYTES: minimum size of an encoded entry in bytes.
  */
 enum { RESERVE_MAX = 256, ENTRY_BYTES = 2 };
 
 static wherry_status read_doubles(wh_decoder *d, wherry_kind kind, wherry_value **value_p) {
     wh_item item;
     size_t size = kind == WHERRY_KIND_FLOAT ? 8 : 16;
-    WH_TRY(wh_read_typed(&d->in, WH_ITEM_BYTES, "a float", &item));
+    const char *wanted = kind == WHERRY_KIND_FLOAT ? "the bytes of a float" : "the bytes of a complex number";
+    WH_TRY(wh_read_typed(&d->in, WH_ITEM_BYTES, wanted, &item));
     if (item.number != size) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a %s of %llu bytes", wherry_kind_name(kind),
-                             (unsigned long long)item.number);
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a %s has %llu bytes, which is not allowed",
+                             wherry_kind_name(kind), (unsigned long long)item.number);
     }
     double real = wh_bits_double(wh_load_be64(item.bytes));
     if (kind == WHERRY_KIND_FLOAT) {
@@ -407,7 +409,10 @@ static wherry_status read_doubles(wh_decoder *d, wherry_kind kind, wherry_value 
     return wherry_complex_create(real, wh_bits_double(wh_load_be64(item.bytes + 8)), value_p, d->in.error);
 }
 
-/** Tag 2 is the integer n. Tag 3 is -1-n, so its magnitude is n+1. */
+/**
+ * Reads the unsigned number n of a big integer, after its tag. With tag 2 the value is n. With tag
+ * 3 the value is -1-n, so its magnitude is n+1.
+ */
 static wherry_status read_bigint(wh_decoder *d, uint64_t tag, wherry_value **value_p) {
     if (tag != WH_TAG_POSITIVE && tag != WH_TAG_NEGATIVE) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "unknown tag %llu", (unsigned long long)tag);
@@ -416,7 +421,8 @@ static wherry_status read_bigint(wh_decoder *d, uint64_t tag, wherry_value **val
     WH_TRY(wh_read_typed(&d->in, WH_ITEM_BYTES, "a big integer", &item));
     bool small = item.number < 8 || (item.number == 8 && item.bytes[0] < 0x80);
     if (small || item.bytes[0] == 0) {
-        return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "a big integer that fits int64, or has a leading zero");
+        return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL,
+                             "a big integer fits in int64, or has a leading zero; neither is canonical");
     }
     if (tag == WH_TAG_POSITIVE) {
         return wherry_bigint_create(false, item.bytes, item.number, value_p, d->in.error);
@@ -477,8 +483,9 @@ static wherry_status read_entry(wh_decoder *d, uint32_t depth, wherry_value *dic
 }
 
 /**
- * Reserves memory for the entries of a dict. Nested dicts may each claim all bytes that are left,
- * so each byte of the manifest counts for only one claim.
+ * Reserves memory for the entries of a dict. Without a check, each of many nested dicts could claim
+ * that all remaining bytes are its entries. So each byte of the manifest counts for at most one
+ * dict.
  */
 static bool reserve_entries(wh_decoder *d, wh_dict *dict, uint64_t count) {
     bool believed = count <= (d->in.size - d->claimed) / ENTRY_BYTES;
@@ -486,7 +493,7 @@ static bool reserve_entries(wh_decoder *d, wh_dict *dict, uint64_t count) {
     return wh_dict_reserve(dict, believed ? count : RESERVE_MAX);
 }
 
-/** Reads the items of a list, tuple or dict. `count` items of its array are left. */
+/** Reads the items of a list, tuple or dict. `count` is the number of items left in its array. */
 static wherry_status read_container(wh_decoder *d, uint32_t depth, wherry_kind kind, uint64_t count,
                                     wherry_value **value_p) {
     wherry_value *value;
@@ -515,7 +522,7 @@ static wherry_status read_object(wh_decoder *d, uint32_t depth, wherry_value **v
     wherry_value *payload = NULL;
     wherry_status status = wh_read_name(&d->in, "the type of an object", &name);
     if (status == WHERRY_OK && !*name) {
-        status = wh_read_fault(&d->in, WHERRY_MALFORMED, "an object without a type name");
+        status = wh_read_fault(&d->in, WHERRY_MALFORMED, "an object has no type name");
     }
     if (status == WHERRY_OK) {
         status = wh_decode_value(d, depth, &payload);
@@ -531,14 +538,15 @@ static wherry_status read_object(wh_decoder *d, uint32_t depth, wherry_value **v
 }
 
 /**
- * Checks the number of items after a kind: even for a dict, any for a list or tuple, fixed for the
- * others.
+ * Checks the number of items that follow the kind of a value: an even number for a dict, any number
+ * for a list or tuple, a fixed number for other kinds.
  */
 static wherry_status check_count(wh_decoder *d, wherry_kind kind, uint64_t count) {
     bool list = kind == WHERRY_KIND_LIST || kind == WHERRY_KIND_TUPLE;
     bool dict = kind == WHERRY_KIND_DICT;
     if ((list || dict) && count > d->limits.values - d->values) {
-        return wh_read_fault(&d->in, WHERRY_LIMIT, "more than %llu values", (unsigned long long)d->limits.values);
+        return wh_read_fault(&d->in, WHERRY_LIMIT, "the manifest has more than %llu values",
+                             (unsigned long long)d->limits.values);
     }
     if (count > wh_reader_left(&d->in)) {
         return wh_read_fault(&d->in, WHERRY_TRUNCATED, "a %s claims %llu items, but only %zu bytes are left",
@@ -596,7 +604,7 @@ static wherry_status read_compound(wh_decoder *d, uint32_t depth, uint64_t count
 static wherry_status read_integer(wh_decoder *d, const wh_item *item, wherry_value **value_p) {
     if (item->number > INT64_MAX) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED,
-                             "an integer of more than 63 bits; expected a tagged big integer");
+                             "an integer does not fit in int64; expected a tagged big integer");
     }
     int64_t number = item->type == WH_ITEM_NEGINT ? -1 - (int64_t)item->number : (int64_t)item->number;
     return wherry_int_create(number, value_p, d->in.error);
@@ -607,7 +615,7 @@ wherry_status wh_decode_value(wh_decoder *decoder, uint32_t depth, wherry_value 
     wherry_error *error = decoder->in.error;
     WH_TRY(wh_read_item(&decoder->in, &item));
     if (decoder->values++ >= decoder->limits.values) {
-        return wh_read_fault(&decoder->in, WHERRY_LIMIT, "more than %llu values",
+        return wh_read_fault(&decoder->in, WHERRY_LIMIT, "the manifest has more than %llu values",
                              (unsigned long long)decoder->limits.values);
     }
     switch (item.type) {

@@ -1,10 +1,9 @@
 /*
- * From a prepared state to bytes. The functions follow docs/wire-format.md from its first line to
- * its last.
+ * Encodes a prepared state as bytes. The functions are in the order of docs/wire-format.md.
  *
  * 1. The same prepared state always gives the same bytes.
- * 2. Tensors and DTensors are written in the order of the walk, so the next entry of
- *    `tensor_storages` and `dtensor_meshes` belongs to the next one.
+ * 2. Tensors and DTensors are written in the order of the walk. So entry i of `tensor_storages`
+ *    belongs to tensor number i, and entry i of `dtensor_meshes` to DTensor number i.
  */
 #include "manifest/manifest.h"
 
@@ -20,15 +19,15 @@
 #include "state/prepare.h"
 
 /**
- * Estimates of the size of a manifest, so that it rarely has to grow: for all, per storage, per
- * tensor with its name.
+ * Estimated size of a manifest, so that its buffer rarely has to grow: a fixed part, a part per
+ * storage, and a part per tensor with its name.
  */
 enum { BYTES = 4096, BYTES_PER_STORAGE = 12, BYTES_PER_TENSOR = 60 };
 
 typedef struct encoder {
     wh_writer out;
     const wherry_prepared *prepared;
-    wh_preparing *preparing; /**< NULL: the state is already prepared. */
+    wh_preparing *preparing; /**< NULL if the state is already prepared. */
     size_t tensor;           /**< The number of the next tensor. */
     size_t dtensor;          /**< The number of the next DTensor. */
 } encoder;
@@ -96,7 +95,7 @@ static void write_mesh(wh_writer *out, const wherry_mesh_info *mesh) {
     }
 }
 
-/** The maximum number of heads of a shape with its strides. */
+/** The maximum number of CBOR heads in a shape and its strides. */
 static size_t heads_of_shape(uint32_t ndim) {
     return 2 * ((size_t)ndim + 1);
 }
@@ -160,7 +159,7 @@ static void write_place(wh_writer *out, const wherry_shard_place *place) {
     write_device(out, place->device);
 }
 
-/** Writes an info, or a shard without its tensor. */
+/** Writes the info of a shard. It is also the first part of a local shard, before its tensor. */
 static void write_info(wh_writer *out, const wherry_shard_info *info, uint32_t ndim) {
     wh_write_ints(out, info->offsets, ndim);
     wh_write_ints(out, info->sizes, ndim);
@@ -222,7 +221,10 @@ static void write_doubles(wh_writer *out, wherry_kind kind, const double *number
     wh_write_bytes(out, bytes, 8 * count);
 }
 
-/** Tag 2 is the integer n, tag 3 is -1-n. So for tag 3 the magnitude is reduced by one. */
+/**
+ * Writes a big integer as a tag and the bytes of an unsigned number n. With tag 2 the value is n.
+ * With tag 3 the value is -1-n, so n is the magnitude of the negative integer minus one.
+ */
 static void write_bigint(wh_writer *out, const wh_text *text) {
     wh_write_tag(out, text->negative ? WH_TAG_NEGATIVE : WH_TAG_POSITIVE);
     if (!text->negative) {
@@ -262,8 +264,8 @@ static void write_container(encoder *e, const wherry_value *value) {
 }
 
 /**
- * Prepares a leaf before it is written, unless the state is already prepared. @return false if out
- * of memory.
+ * Prepares a leaf, unless the state is already prepared. Call it before the leaf is written.
+ * @return false if out of memory.
  */
 static bool meet(encoder *e, const wherry_value *leaf) {
     e->out.failed = e->out.failed || (e->preparing && !wh_preparing_leaf(e->preparing, (wherry_value *)leaf));
@@ -330,7 +332,7 @@ static void write_value(encoder *e, const wherry_value *value) {
     }
 }
 
-/** Writes everything before the tree. */
+/** Writes everything that comes before the tree. */
 static void write_head(wh_writer *out, const wherry_prepared *prepared) {
     wh_write_array(out, WH_MANIFEST_ITEMS);
     write_string(out, WH_MANIFEST_MAGIC);
@@ -360,9 +362,9 @@ static wherry_status hand_over(wh_writer *out, void **bytes_p, size_t *size_p, w
 wherry_status wherry_manifest_encode(const wherry_prepared *prepared, void **bytes_p, size_t *size_p,
                                      wherry_error *error) {
     if (!prepared || !prepared->state || prepared->adopted || !bytes_p || !size_p) {
-        return wh_fail(
-            error, WHERRY_INVALID_ARGUMENT,
-            "the state was taken out of the prepared state, or a plan in place was made from it; encode before that");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "cannot encode: an argument is NULL, the state was taken out of its plan, or the plan receives "
+                       "in place; encode the prepared state before you create a plan");
     }
     encoder e = {.prepared = prepared};
     wh_writer_reserve(&e.out,
@@ -373,8 +375,8 @@ wherry_status wherry_manifest_encode(const wherry_prepared *prepared, void **byt
 }
 
 /**
- * The storages come before the tree, but are known only after the walk over it. So the tree is
- * written to a buffer first.
+ * In the manifest, the storages come before the tree. But they are known only after the walk over
+ * the tree. So the tree is first written to a buffer.
  */
 wherry_status wh_manifest_prepare(const wherry_value *state, const wherry_prepare_options *options,
                                   wherry_prepared **prepared_p, void **bytes_p, size_t *size_p, wherry_error *error) {
@@ -403,12 +405,12 @@ wherry_status wh_manifest_prepare(const wherry_value *state, const wherry_prepar
 }
 
 /**
- * Finds the item with the rank: after the head of the array, the magic, the version and the chunk
- * size.
+ * Finds the item that holds the rank. It follows the head of the array, the magic text, the version
+ * and the chunk size.
  */
 static void find_rank(const void *manifest, size_t size, size_t *begin_p, size_t *end_p) {
     enum { BEFORE = 4 };
-    wh_reader in = {.bytes = manifest, .size = size, .string_bytes = sizeof(WH_MANIFEST_MAGIC)};
+    wh_cbor_reader in = {.bytes = manifest, .size = size, .string_bytes = sizeof(WH_MANIFEST_MAGIC)};
     wh_item item;
     for (int i = 0; i < BEFORE; i++) {
         wh_read_item(&in, &item);
@@ -419,7 +421,7 @@ static void find_rank(const void *manifest, size_t size, size_t *begin_p, size_t
 }
 
 bool wh_manifest_fingerprint(const wherry_prepared *prepared, const void *manifest, size_t size,
-                             wh_digest *fingerprint) {
+                             wherry_digest *fingerprint) {
     wh_digester *digester = wh_digester_create();
     if (!digester) {
         return false;
@@ -435,4 +437,17 @@ bool wh_manifest_fingerprint(const wherry_prepared *prepared, const void *manife
     *fingerprint = wh_digester_end(digester);
     wh_digester_destroy(digester);
     return true;
+}
+
+bool wh_manifests_are_equal(const void *one, size_t one_size, const void *other, size_t other_size) {
+    size_t one_begin;
+    size_t one_end;
+    size_t other_begin;
+    size_t other_end;
+    find_rank(one, one_size, &one_begin, &one_end);
+    find_rank(other, other_size, &other_begin, &other_end);
+    return one_begin == other_begin && one_size - one_end == other_size - other_end &&
+           (!one_begin || memcmp(one, other, one_begin) == 0) &&
+           (one_size == one_end ||
+            memcmp((const char *)one + one_end, (const char *)other + other_end, one_size - one_end) == 0);
 }

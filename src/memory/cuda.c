@@ -18,22 +18,23 @@
 
 /* ---- the driver ---- */
 
-static wh_cuda_driver loaded; /**< Valid if `found`. */
+static wh_cuda_driver loaded; /**< Valid if `found` is set. */
 static bool found;
 static wherry_error reason;
 static int device_count;
-static bool forked; /**< A child of the process that loaded the driver: CUDA does not work here. */
+/** True if this process was forked after the driver was loaded. CUDA cannot work in it. */
+static bool forked;
 
 static void note_fork(void) {
     forked = true;
 }
 
-/** Guards nothing. Its handler notices a fork. */
+/** Protects no data. It exists for its handler, which runs in a forked child. */
 static wh_fork_lock fork_watch = WH_FORK_LOCK(.in_child = note_fork);
 
 /**
- * The primary contexts. Each is retained at its first use and never released: releasing the last
- * reference would destroy what torch has in it.
+ * The primary contexts. Each is retained at its first use and never released. Releasing the last
+ * reference would destroy torch's memory in that context.
  */
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_cu_context contexts[WH_CUDA_DEVICES_MAX];
@@ -42,7 +43,8 @@ static bool find_calls(void *library, const char *name) {
 #define WH_X(member, symbol, arguments)                                                                                \
     *(void **)&loaded.member = dlsym(library, #symbol);                                                                \
     if (!loaded.member) {                                                                                              \
-        wh_fail(&reason, WHERRY_UNSUPPORTED, "%s is too old: it has no " #symbol "; CUDA 11.8 has it", name);          \
+        wh_fail(&reason, WHERRY_UNSUPPORTED, "%s is too old: it has no " #symbol "; CUDA 11.8 or newer is needed",     \
+                name);                                                                                                 \
         return false;                                                                                                  \
     }
     WH_CUDA_CALLS(WH_X)
@@ -96,7 +98,7 @@ static bool is_broken(int result) {
            (result >= WH_CU_BROKEN_FIRST && result <= WH_CU_BROKEN_LAST && !harmless);
 }
 
-/** What the user can do about an error; may be empty. */
+/** Returns text that tells the user what to do about an error; may be empty. */
 static const char *advise(int result) {
     if (result == WH_CU_NOT_INITIALIZED && forked) {
         return "; this process was forked after CUDA was used: use the start method spawn";
@@ -113,7 +115,7 @@ wherry_status wh_cuda_fail(wherry_error *error, int result, const char *doing) {
     return wh_fail(error, status, "%s: %s (%d)%s", doing, name, result, advise(result));
 }
 
-/** The primary context of a device; NULL with the reason in error. */
+/** Returns the primary context of a device; NULL, with the reason in `error`, if that fails. */
 static wh_cu_context context_of(int32_t device, wherry_error *error) {
     int handle = 0;
     int result = WH_CU_OK;
@@ -140,7 +142,8 @@ wherry_status wh_cuda_enter(int32_t device, const wh_cuda_driver **driver_p, whe
         return WHERRY_UNSUPPORTED;
     }
     if (device < 0 || device >= device_count) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "there is no cuda:%d; this host has %d devices", (int)device,
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "there is no cuda:%d; the number of CUDA devices that this process can use is %d", (int)device,
                        device_count);
     }
     wh_cu_context context = context_of(device, error);
@@ -179,7 +182,7 @@ wherry_status wh_cuda_device_of(const void *data, int32_t *device_p, wherry_erro
         result = driver->pointer_attribute(&device, WH_CU_POINTER_DEVICE, address);
     }
     if (result != WH_CU_OK || type != WH_CU_MEMORY_DEVICE || device < 0 || device >= wh_cuda_device_count()) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "0x%" PRIx64 " is not memory of a CUDA device", address);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "address 0x%" PRIx64 " is not in CUDA device memory", address);
     }
     *device_p = device;
     return WHERRY_OK;
@@ -195,18 +198,20 @@ wherry_status wh_cuda_uuid(int32_t device, uint8_t uuid[WH_CUDA_UUID_BYTES], whe
     if (result == WH_CU_OK) {
         result = driver->device_uuid(uuid, handle);
     }
-    return result == WH_CU_OK ? WHERRY_OK : wh_cuda_fail(error, result, "cannot read the id of the CUDA device");
+    return result == WH_CU_OK ? WHERRY_OK : wh_cuda_fail(error, result, "cannot read the UUID of the CUDA device");
 }
 
 /* ---- waiting ---- */
 
 /**
- * Yield for this long before the first sleep: SPIN_NS, or BUSY_NS if the caller asked for a busy
- * wait.
+ * How long to yield before the first sleep. BUSY_NS is for busy waits, SPIN_NS for others.
  */
 enum { SPIN_NS = 300000, BUSY_NS = 4000000 };
 
-/** Sleeps double from the first to the longest, which bounds how late the end is noticed. */
+/**
+ * The first and the longest sleep. Each sleep is twice as long as the one before, up to the
+ * longest.
+ */
 enum { SLEEP_FIRST_NS = 10000, SLEEP_MAX_NS = 100000 };
 
 wherry_status wh_cuda_back_off(wh_cuda_backoff *backoff, const wh_stop *stop, wh_deadline deadline, const char *what,
@@ -214,10 +219,10 @@ wherry_status wh_cuda_back_off(wh_cuda_backoff *backoff, const wh_stop *stop, wh
     uint64_t now = wh_clock_now();
     backoff->start = backoff->start ? backoff->start : now;
     if (stop && wh_stop_requested(stop)) {
-        return wh_fail(error, WHERRY_CANCELLED, "%s was stopped", what);
+        return wh_fail(error, WHERRY_CANCELLED, "stopped while %s", what);
     }
     if (wh_deadline_passed(deadline)) {
-        return wh_fail(error, WHERRY_TIMED_OUT, "timed out during %s", what);
+        return wh_fail(error, WHERRY_TIMED_OUT, "timed out while %s", what);
     }
     if (now - backoff->start < (backoff->busy ? BUSY_NS : SPIN_NS)) {
         sched_yield();
@@ -261,7 +266,7 @@ static wherry_status await_given(wh_cu_stream stream, const wh_stop *stop, wh_de
         result = driver->context_push(context);
     }
     if (result != WH_CU_OK) {
-        return wh_cuda_fail(error, result, "the given stream is not a CUDA stream");
+        return wh_cuda_fail(error, result, "the stream passed by the caller is not a CUDA stream");
     }
     wherry_status status = await_one(driver, stream, stop, deadline, error);
     wh_cuda_leave(driver);
@@ -290,7 +295,7 @@ wherry_status wh_cuda_await_stream(void *stream, uint64_t devices, const wh_stop
 
 /* ---- the memory space ---- */
 
-/** Copies, and waits until the copy is complete. @param from  NULL: zeros. */
+/** Copies memory and waits until the copy is complete. If `from` is NULL, writes zeros. */
 static wherry_status copy_now(int32_t device, void *to, const void *from, uint64_t nbytes, wherry_error *error) {
     wh_cuda_queue *queue;
     uint64_t ticket;

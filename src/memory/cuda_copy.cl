@@ -1,10 +1,10 @@
 /*
- * The kernel that copies many runs in one launch, one block of threads per run. scripts/make-kernel compiles it to
- * cuda_copy_ptx.h, which the library embeds; the driver translates that for its device. A run has 1 byte to 128 KiB; the
- * caller splits longer ones.
+ * The kernel that copies many runs in one launch, with one block of threads per run. scripts/make-kernel compiles it to
+ * cuda_copy_ptx.h, which is part of the library; the driver compiles that for its device. A run has 1 byte to 128 KiB;
+ * the caller splits longer runs.
  *
- * Each thread has four words of 16 bytes in flight, which keeps the memory of a large device busy. If source and target
- * are not equally aligned, it uses smaller words.
+ * Each thread reads four words of up to 16 bytes before it writes them, which keeps the memory of a large device busy.
+ * If source or target is not aligned to 16 bytes, it uses smaller words.
  */
 #define COPY(type)                                                                                                     \
     static ulong copy_##type(ulong to, ulong from, ulong length, uint thread, uint threads) {                          \

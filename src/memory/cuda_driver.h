@@ -1,9 +1,9 @@
 /**
- * @file cuda_driver.h  The functions of the CUDA driver that are used. For src/memory/ only.
+ * @file cuda_driver.h  The functions of the CUDA driver that Wherry uses. For src/memory/ only.
  *
- * They are found at run time, so Wherry builds and runs without CUDA. The declarations are our own
- * and follow the driver's binary interface, which is stable since CUDA 11.8: handles are pointers,
- * device addresses are numbers.
+ * They are loaded at run time, so Wherry builds and runs without CUDA. The declarations are our own
+ * and follow the driver's binary interface. Wherry uses the versions of the functions in CUDA 11.8,
+ * whose binary interface does not change. Handles are pointers, and device addresses are numbers.
  */
 #ifndef WH_MEMORY_CUDA_DRIVER_H
 #define WH_MEMORY_CUDA_DRIVER_H
@@ -19,17 +19,20 @@ typedef struct wh_cu_event_tag *wh_cu_event;
 typedef struct wh_cu_module_tag *wh_cu_module;
 typedef struct wh_cu_function_tag *wh_cu_function;
 
-/** Results of the driver that are handled here. Of others, the error gives the name. */
+/**
+ * Results of the driver that Wherry handles. For other results, the error text contains the
+ * driver's name for the result.
+ */
 enum {
     WH_CU_OK = 0,
     WH_CU_INVALID_VALUE = 1,
     WH_CU_OUT_OF_MEMORY = 2,
-    WH_CU_NOT_INITIALIZED = 3, /**< Also every call in a forked child. */
+    WH_CU_NOT_INITIALIZED = 3, /**< Also the result of every call in a forked child. */
     WH_CU_NO_DEVICE = 100,
-    WH_CU_ECC_UNCORRECTABLE = 214, /**< This one and the next break the context too. */
-    WH_CU_NVLINK_UNCORRECTABLE = 220,
+    WH_CU_ECC_UNCORRECTABLE = 214,    /**< The context is broken. */
+    WH_CU_NVLINK_UNCORRECTABLE = 220, /**< The context is broken. */
     WH_CU_NOT_READY = 600,
-    /** From here on the context is broken, except 701, 704, 705 and 711 to 713. */
+    /** Results 700 to 719 mean that the context is broken, except 701, 704, 705 and 711 to 713. */
     WH_CU_BROKEN_FIRST = 700,
     WH_CU_BROKEN_LAST = 719,
 };
@@ -65,7 +68,7 @@ typedef struct wh_cu_access {
     int flags;
 } wh_cu_access;
 
-/** X(MEMBER, SYMBOL, ARGUMENTS): every function that is used. All return 0 or an error. */
+/** All functions that Wherry uses, as X(MEMBER, SYMBOL, ARGUMENTS). They return 0 or an error. */
 #define WH_CUDA_CALLS(X)                                                                                               \
     X(init, cuInit, (unsigned flags))                                                                                  \
     X(error_name, cuGetErrorName, (int result, const char **name))                                                     \
@@ -118,20 +121,23 @@ typedef struct wh_cuda_driver {
 } wh_cuda_driver;
 
 /**
- * Loads the driver, once per process.
- * @return NULL with the reason in error if there is none. Any thread.
+ * Returns the driver. Loads it on the first call. Any thread may call this.
+ * @return NULL, with the reason in `error`, if there is no driver or no device.
  */
 const wh_cuda_driver *wh_cuda_driver_find(wherry_error *error);
 
 /**
- * Fills an error with a result of the driver. The text says if the context is broken.
- * @param doing  such as "cannot copy".
- * @return WHERRY_NO_MEMORY if the device has none left, else WHERRY_SYSTEM.
+ * Fills an error for a result of the driver. The text also says whether the context is broken.
+ * @param doing  what failed, such as "cannot copy".
+ * @return WHERRY_NO_MEMORY if the device is out of memory, else WHERRY_SYSTEM.
  */
 wherry_status wh_cuda_fail(wherry_error *error, int result, const char *doing);
 
 /**
- * Makes the primary context of a device current until wh_cuda_leave, which restores the caller's.
+ * Makes the primary context of a device current. After success, call wh_cuda_leave, which restores
+ * the previous context.
+ * @return WHERRY_OK; WHERRY_UNSUPPORTED if there is no driver or no device; WHERRY_INVALID_ARGUMENT
+ * for an unknown device; WHERRY_NO_MEMORY, WHERRY_SYSTEM.
  */
 wherry_status wh_cuda_enter(int32_t device, const wh_cuda_driver **driver_p, wherry_error *error);
 

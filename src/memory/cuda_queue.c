@@ -12,18 +12,18 @@
 #include "memory/cuda_driver.h"
 
 enum {
-    EVENTS = 64,            /**< Tickets that may be open at once. */
-    TABLES = 4,             /**< Lists of runs, one per launch. */
-    TABLE_RUNS = 8192,      /**< Runs per list. */
-    TILE_BYTES = 128 << 10, /**< Copied by one block of threads. */
+    EVENTS = 64,            /**< Maximum number of tickets that have not passed. */
+    TABLES = 4,             /**< Number of tables of runs. Each launch uses one. */
+    TABLE_RUNS = 8192,      /**< Maximum number of runs per table. */
+    TILE_BYTES = 128 << 10, /**< Maximum size that one block of threads copies. */
     BLOCK_THREADS = 256,
-    LAUNCH_FROM = 4,           /**< With fewer runs, the driver's own copies are as fast. */
-    PINNED_RUN_MAX = 64 << 10, /**< Longer runs from or to the host go to the copy engine. */
-    DEVICE_RUN_MAX = 8 << 20,  /**< On devices, the driver's own copy is faster beyond this. */
-    IDLE_MAX = 16,             /**< Queues cached per device for the next transfer. */
+    LAUNCH_FROM = 4,           /**< With fewer runs, cuMemcpyAsync is as fast as the kernel. */
+    PINNED_RUN_MAX = 64 << 10, /**< For longer host runs, cuMemcpyAsync is faster. */
+    DEVICE_RUN_MAX = 8 << 20,  /**< For longer runs on devices, cuMemcpyAsync is faster. */
+    IDLE_MAX = 16,             /**< Maximum number of cached queues per device. */
 };
 
-/** As in cuda_copy.cl. */
+/** A run for the kernel. Has the same layout as in cuda_copy.cl. */
 typedef struct tile {
     uint64_t from;
     uint64_t to;
@@ -31,21 +31,21 @@ typedef struct tile {
 } tile;
 
 typedef struct table {
-    tile *tiles; /**< Pinned. */
-    uint64_t ticket;
+    tile *tiles;     /**< In pinned memory. */
+    uint64_t ticket; /**< Passes when the last launch that used this table is done. */
 } table;
 
 struct wh_cuda_queue {
     int32_t device;
     wh_cu_stream stream;
-    wh_cu_function kernel; /**< NULL: runs are copied one by one. */
+    wh_cu_function kernel; /**< NULL: copy runs one by one. */
     pthread_mutex_t lock;  /**< Guards the members below. */
     wh_cu_event events[EVENTS];
-    uint64_t issued; /**< The last ticket. */
+    uint64_t issued; /**< The last ticket that was issued. */
     uint64_t passed; /**< All tickets up to this one have passed. */
     table tables[TABLES];
-    uint32_t turn; /**< The next table, modulo TABLES. */
-    bool failed;   /**< Must not be cached. */
+    uint32_t turn; /**< The next table is number turn % TABLES. */
+    bool failed;   /**< An operation failed, so the queue must not be cached. */
     wh_cuda_queue *next;
 };
 
@@ -59,7 +59,7 @@ static bool kernel_tried[WH_CUDA_DEVICES_MAX];
 
 /**
  * Loads the kernel for the device whose context is current.
- * @return NULL: use the driver's own copies.
+ * @return NULL if there is no kernel; then use cuMemcpyAsync.
  */
 static wh_cu_function find_kernel(const wh_cuda_driver *driver, int32_t device) {
     const char *wanted = getenv("WHERRY_CUDA_KERNEL");
@@ -73,8 +73,8 @@ static wh_cu_function find_kernel(const wh_cuda_driver *driver, int32_t device) 
         if (result != WH_CU_OK) {
             wherry_error error;
             kernels[device] = NULL;
-            wh_cuda_fail(&error, result, "cannot load the kernel that copies many small tensors at once");
-            wh_log(WHERRY_LOG_WARN, "cuda:%d: %s; they are copied one by one, which is slower", (int)device,
+            wh_cuda_fail(&error, result, "cannot load the GPU kernel for copying small tensors");
+            wh_log(WHERRY_LOG_WARN, "cuda:%d: %s; each tensor is copied separately, which is slower", (int)device,
                    error.message);
         }
         kernel_tried[device] = true;
@@ -138,7 +138,7 @@ wherry_status wh_cuda_queue_create(int32_t device, wh_cuda_queue **queue_p, wher
         if (result != WH_CU_OK) {
             destroy(queue);
             wh_cuda_leave(driver);
-            return wh_cuda_fail(error, result, "cannot create a queue on a CUDA device");
+            return wh_cuda_fail(error, result, "cannot create a copy queue on a CUDA device");
         }
     }
     wh_cuda_leave(driver);
@@ -172,7 +172,7 @@ void wh_cuda_queue_destroy(wh_cuda_queue *queue) {
     }
 }
 
-/* ---- tickets: with the lock held, in the device's context ---- */
+/* ---- tickets: the caller holds the lock, and the device's context is current ---- */
 
 static wherry_status fail_copy(wh_cuda_queue *queue, int result, wherry_error *error) {
     queue->failed = true;
@@ -192,7 +192,7 @@ static wherry_status poll_ticket(wh_cuda_queue *queue, const wh_cuda_driver *dri
     return WHERRY_OK;
 }
 
-/** Waits for an old ticket. The device has much newer work, so it stays busy. */
+/** Waits for an old ticket. The device stays busy during the wait, because newer work is queued. */
 static wherry_status await_old(wh_cuda_queue *queue, const wh_cuda_driver *driver, uint64_t ticket,
                                wherry_error *error) {
     wh_cuda_backoff backoff = {0};
@@ -210,7 +210,7 @@ static wherry_status await_old(wh_cuda_queue *queue, const wh_cuda_driver *drive
 static wherry_status mark(wh_cuda_queue *queue, const wh_cuda_driver *driver, uint64_t *ticket_p, wherry_error *error) {
     uint64_t ticket = queue->issued + 1;
     wherry_status status =
-        /* its event is reused */
+        /* Ticket number `ticket - EVENTS` used the same event. */
         ticket > EVENTS ? await_old(queue, driver, ticket - EVENTS, error) : WHERRY_OK;
     if (status != WHERRY_OK) {
         return status;
@@ -223,9 +223,9 @@ static wherry_status mark(wh_cuda_queue *queue, const wh_cuda_driver *driver, ui
     return WHERRY_OK;
 }
 
-/* ---- copying: with the lock held, in the device's context ---- */
+/* ---- copying: the caller holds the lock, and the device's context is current ---- */
 
-/** Tiles of one launch. */
+/** The runs of one kernel launch. */
 typedef struct batch {
     table *table;
     unsigned count;
@@ -241,7 +241,7 @@ static wherry_status launch(wh_cuda_queue *queue, const wh_cuda_driver *driver, 
     return mark(queue, driver, &b->table->ticket, error);
 }
 
-/** Starts a list, once the last launch that used its memory is done. */
+/** Starts to fill the next table. Waits until the previous launch with this table is done. */
 static wherry_status begin_batch(wh_cuda_queue *queue, const wh_cuda_driver *driver, batch *b, wherry_error *error) {
     *b = (batch){queue->tables + queue->turn++ % TABLES, 0};
     return await_old(queue, driver, b->table->ticket, error);
@@ -267,7 +267,10 @@ static wherry_status add_run(wh_cuda_queue *queue, const wh_cuda_driver *driver,
     return status;
 }
 
-/** Bytes from an address to the end of its allocation, at most `length`; `length` if unknown. */
+/**
+ * Returns how many of the `length` bytes at `address` are in the same allocation; `length` if that
+ * is unknown.
+ */
 static size_t count_within(const wh_cuda_driver *driver, uint64_t address, size_t length) {
     uint64_t base = 0;
     size_t size = 0;
@@ -275,7 +278,7 @@ static size_t count_within(const wh_cuda_driver *driver, uint64_t address, size_
     return known ? wh_min(length, size - (size_t)(address - base)) : length;
 }
 
-/** Copies a run over adjacent allocations: the driver copies only inside one. */
+/** Copies a run that crosses allocations. One cuMemcpyAsync cannot cross their borders. */
 static int copy_in_parts(wh_cuda_queue *queue, const wh_cuda_driver *driver, const wh_cuda_run *run) {
     int result = WH_CU_OK;
     for (size_t done = 0, part; done < run->length && result == WH_CU_OK; done += part) {

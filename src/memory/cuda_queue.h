@@ -2,9 +2,10 @@
  * @file cuda_queue.h  A queue of copies between host and device memory, or between devices. The
  * device carries them out in order while the caller continues.
  *
- * A ticket, taken with wh_cuda_queue_mark, passes when everything that was queued before it is
- * done. Many short runs are copied by one launch of a small kernel, others by the driver's own
- * copies. Several threads may use a queue at once; one destroys it.
+ * wh_cuda_queue_mark returns a ticket. The ticket passes when everything that was queued before it
+ * is done. One launch of a small kernel copies many short runs. The driver copies all
+ * other runs. Several threads may use a queue at the same time. Destroy the queue when no thread
+ * uses it.
  */
 #ifndef WH_MEMORY_CUDA_QUEUE_H
 #define WH_MEMORY_CUDA_QUEUE_H
@@ -22,17 +23,20 @@ typedef struct wh_cuda_run {
     size_t length;
 } wh_cuda_run;
 
-/** What memory the runs of a call use, so that it need not be asked per address. */
+/**
+ * The kinds of memory that the runs of a call use. The caller states them, so that the library need
+ * not ask the driver about each address.
+ */
 typedef enum wh_cuda_run_kind {
-    WH_CUDA_WITH_PAGEABLE, /**< Some is host memory that is not pinned. */
-    WH_CUDA_WITH_PINNED,   /**< From or to pinned host memory. */
-    WH_CUDA_ON_DEVICES,    /**< Device memory only. */
+    WH_CUDA_WITH_PAGEABLE, /**< Some runs use host memory that is not pinned. */
+    WH_CUDA_WITH_PINNED,   /**< Runs use only pinned host memory and device memory. */
+    WH_CUDA_ON_DEVICES,    /**< Runs use only device memory. */
 } wh_cuda_run_kind;
 
 /**
- * This many runs, of 64 MiB in total, can be queued after each of three operations that may never
- * end, such as receiving from a peer. Queueing more may wait for these operations, without checking
- * a stop.
+ * Some queued operations may never end, for example receiving from a peer. After each of up to
+ * three such operations, this many runs of at most 64 MiB in total can be queued without blocking.
+ * If more runs are queued, the call may wait for these operations. This wait cannot be stopped.
  */
 enum { WH_CUDA_QUEUE_LIGHT = 256 };
 
@@ -42,55 +46,66 @@ enum { WH_CUDA_QUEUE_LIGHT = 256 };
  */
 wherry_status wh_cuda_queue_create(int32_t device, wh_cuda_queue **queue_p, wherry_error *error);
 
-/** Waits until everything is done, however long that takes. queue may be NULL. */
+/**
+ * Destroys a queue. First waits, without a time limit, until everything in it is done. queue may be
+ * NULL.
+ */
 void wh_cuda_queue_destroy(wh_cuda_queue *queue);
 
 /**
- * Queues copies. Their memory must stay valid until they are done; the list need not. Blocks only
- * if far more is queued than keeps the device busy.
- * @return WHERRY_OK; WHERRY_NO_MEMORY, WHERRY_SYSTEM: some of the runs may have been queued.
+ * Queues copies. Their memory must stay valid until they are done. The `runs` array may be freed
+ * after the call. Blocks only if a run uses host memory that is not pinned, or if very many copies
+ * are queued.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY or WHERRY_SYSTEM. After an error, some of the runs may have
+ * been queued.
  */
 wherry_status wh_cuda_queue_copy(wh_cuda_queue *queue, wh_cuda_run_kind kind, const wh_cuda_run *runs, size_t count,
                                  wherry_error *error);
 
-/** Queues filling with zeros. */
+/** Queues an operation that fills memory with zeros. */
 wherry_status wh_cuda_queue_clear(wh_cuda_queue *queue, void *data, size_t size, wherry_error *error);
 
 /**
- * Takes a ticket for everything queued so far. Tickets ascend.
+ * Returns a ticket that passes when everything queued so far is done. Later tickets are larger.
+ * Waits if too many earlier tickets have not passed.
  * @return WHERRY_OK; WHERRY_SYSTEM.
  */
 wherry_status wh_cuda_queue_mark(wh_cuda_queue *queue, uint64_t *ticket_p, wherry_error *error);
 
 /**
- * Queues work of another library on `stream`, a CUstream, in the device's context.
- * @return its own result.
+ * Callback of wh_cuda_queue_with_stream: queues work of another library. The device's context is
+ * current.
+ * @param stream  a CUstream.
+ * @return the result of the other library.
  */
 typedef int (*wh_cuda_work)(void *context, void *stream);
 
 /**
- * Calls `work` with the queue's stream, so its work is in order with the rest.
- * @return as wh_cuda_queue_create.
+ * Calls `work` with the queue's stream, so that its work runs in order with the copies. *result_p
+ * is the result of `work`.
+ * @return the same statuses as wh_cuda_queue_create.
  */
 wherry_status wh_cuda_queue_with_stream(wh_cuda_queue *queue, wh_cuda_work work, void *context, int *result_p,
                                         wherry_error *error);
 
 /**
- * Checks if a ticket has passed.
- * @return WHERRY_OK; WHERRY_SYSTEM if a copy failed. Does not block.
+ * Checks if a ticket has passed, without waiting for it.
+ * @return WHERRY_OK; WHERRY_SYSTEM if a copy failed.
  */
 wherry_status wh_cuda_queue_passed(wh_cuda_queue *queue, uint64_t ticket, bool *passed_p, wherry_error *error);
 
 /**
  * Waits until a ticket has passed.
  * @param stop  may be NULL.
- * @return as wh_cuda_queue_passed; WHERRY_TIMED_OUT; WHERRY_CANCELLED after a stop.
+ * @return the same statuses as wh_cuda_queue_passed; WHERRY_TIMED_OUT; WHERRY_CANCELLED after a
+ * stop.
  */
 wherry_status wh_cuda_queue_wait(wh_cuda_queue *queue, uint64_t ticket, const wh_stop *stop, wh_deadline deadline,
                                  wherry_error *error);
 
 /**
- * The same with a busy wait, for what takes a few milliseconds at most: its end is noticed at once.
+ * Like wh_cuda_queue_wait, but does not sleep during the first 4 ms, so it returns sooner after the
+ * ticket has passed. Use it for waits of a few milliseconds.
  */
 wherry_status wh_cuda_queue_wait_busy(wh_cuda_queue *queue, uint64_t ticket, const wh_stop *stop, wh_deadline deadline,
                                       wherry_error *error);

@@ -8,18 +8,18 @@
 #include "base/error.h"
 #include "memory/cuda_driver.h"
 
-_Static_assert((int)WH_CUDA_HANDLE_BYTES == (int)WH_CU_IPC_BYTES, "a handle of the driver");
+_Static_assert((int)WH_CUDA_HANDLE_BYTES == (int)WH_CU_IPC_BYTES, "the driver's handle has the expected size");
 
 enum { READ_WRITE = 3 };
 
-/** wh_cuda_fail with another status. */
+/** Like wh_cuda_fail, but sets the given status. */
 static wherry_status refuse(wherry_error *error, wherry_status status, int result, const char *doing) {
     wherry_error reason;
     wh_cuda_fail(&reason, result, doing);
     return wh_fail(error, status, "%s", reason.message);
 }
 
-/* ---- the owner ---- */
+/* ---- in the process that owns the memory ---- */
 
 static wherry_status describe_plain(const wh_cuda_driver *driver, uint64_t address, wh_cuda_allocation *allocation,
                                     wherry_error *error) {
@@ -37,7 +37,7 @@ static wherry_status describe_plain(const wh_cuda_driver *driver, uint64_t addre
     return WHERRY_OK;
 }
 
-/** True if this process has no file descriptor left, which the driver does not report. */
+/** True if this process has no free file descriptor. The driver does not report that reason. */
 static bool lacks_descriptors(void) {
     int spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
     bool none = spare < 0 && errno == EMFILE;
@@ -95,9 +95,9 @@ wherry_status wh_cuda_describe(const void *data, wh_cuda_allocation *allocation_
     return status;
 }
 
-/* ---- the other process ---- */
+/* ---- in the process that reads the memory ---- */
 
-/** The driver's size of an allocation, from an address in it to its end; 0: unknown. */
+/** Returns the bytes from an address to the end of its allocation; 0 if that is unknown. */
 static uint64_t size_after(const wh_cuda_driver *driver, uint64_t address) {
     uint64_t base = 0;
     size_t size = 0;
@@ -121,14 +121,15 @@ static wherry_status open_plain(const wh_cuda_driver *driver, const wh_cuda_allo
     uint64_t size = size_after(driver, address);
     if (size < allocation->size) {
         driver->ipc_close(address);
-        return wh_fail(error, WHERRY_OUT_OF_BOUNDS, "the other process's allocation has %llu bytes, but it claims %llu",
+        return wh_fail(error, WHERRY_OUT_OF_BOUNDS,
+                       "the other process's allocation has %llu bytes, but that process claims %llu",
                        (unsigned long long)size, (unsigned long long)allocation->size);
     }
     import->data = (void *)(uintptr_t)address;
     return WHERRY_OK;
 }
 
-/** Maps memory for reading; for writing too if the driver does not support read-only access. */
+/** Maps memory read-only, or read-write if the driver does not support read-only access. */
 static int map(const wh_cuda_driver *driver, uint64_t address, uint64_t size, uint64_t handle, int32_t device) {
     wh_cu_access access = {WH_CU_LOCATION_DEVICE, device, WH_CU_ACCESS_READ};
     int result = driver->map(address, size, 0, handle, 0);

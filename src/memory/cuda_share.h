@@ -1,10 +1,10 @@
 /**
- * @file cuda_share.h  Device memory that another process on the same host can reach.
+ * @file cuda_share.h  Sharing device memory with another process on the same host.
  *
- * The unit is an allocation: what one call of the driver returned; a storage is a part of it. A
- * plain allocation has a handle of 64 bytes. One that is made of mappings (torch's expandable
- * segments) has none: each mapping has a file descriptor instead, which must be passed to the other
- * process.
+ * Memory is shared in units of allocations of the driver. A storage is a part of an allocation. A
+ * plain allocation is shared with a handle of 64 bytes. Memory that consists of mappings (torch's
+ * expandable segments) has no such handle. Here each mapping counts as an allocation. It is shared
+ * with a file descriptor, which must be passed to the other process.
  */
 #ifndef WH_MEMORY_CUDA_SHARE_H
 #define WH_MEMORY_CUDA_SHARE_H
@@ -21,13 +21,18 @@ typedef struct wh_cuda_allocation {
     uint64_t base; /**< Its address in the owner's process. */
     uint64_t size;
     int32_t device;
-    int fd; /**< Of a mapping; closed by the caller of wh_cuda_describe. -1: it has a handle. */
+    /**
+     * The file descriptor of a mapping, owned by the caller of wh_cuda_describe. -1: use `handle`.
+     */
+    int fd;
     uint8_t handle[WH_CUDA_HANDLE_BYTES];
 } wh_cuda_allocation;
 
 /**
- * Describes the allocation of an address.
- * @return WHERRY_OK; WHERRY_UNSUPPORTED if it cannot be shared; WHERRY_SYSTEM.
+ * Describes the allocation that contains an address, so that another process can open it.
+ * @return WHERRY_OK; WHERRY_UNSUPPORTED if the allocation cannot be shared, or if there is no
+ * driver; WHERRY_INVALID_ARGUMENT if the address is not in device memory; WHERRY_NO_MEMORY,
+ * WHERRY_SYSTEM.
  */
 wherry_status wh_cuda_describe(const void *data, wh_cuda_allocation *allocation_p, wherry_error *error);
 
@@ -36,20 +41,21 @@ typedef struct wh_cuda_import {
     void *data; /**< Its address in this process. */
     uint64_t size;
     int32_t device; /**< The device that reads it. */
-    bool mapped;    /**< Opened by a file descriptor. */
+    bool mapped;    /**< True if it was opened by a file descriptor. */
 } wh_cuda_import;
 
 /**
- * Opens an allocation for reading by a device.
- * @param allocation  as its owner described it, and not trusted: the driver's size counts. `fd` is
- *                    a descriptor of this process and stays the caller's.
- * @return WHERRY_OK; WHERRY_REFUSED if the driver does not open it; WHERRY_OUT_OF_BOUNDS if it is
- * smaller than described; WHERRY_UNSUPPORTED.
+ * Opens an allocation, so that a device of this process can read it.
+ * @param allocation  the owner's description. Its size is not trusted: the call fails if the memory
+ *                    is smaller. `fd` is a descriptor of this process, and the caller keeps it.
+ * @return WHERRY_OK; WHERRY_REFUSED if the driver cannot open or map it; WHERRY_OUT_OF_BOUNDS if a
+ * plain allocation is smaller than described; WHERRY_INVALID_ARGUMENT for an unknown device;
+ * WHERRY_UNSUPPORTED if there is no driver; WHERRY_NO_MEMORY, WHERRY_SYSTEM.
  */
 wherry_status wh_cuda_open(const wh_cuda_allocation *allocation, int32_t device, wh_cuda_import *import_p,
                            wherry_error *error);
 
-/** Closes an allocation. No copy from it may be queued. */
+/** Closes an allocation. All queued copies from it must be done. */
 void wh_cuda_close(const wh_cuda_import *import);
 
 #endif

@@ -13,8 +13,8 @@
 #include "memory/cuda.h"
 
 /*
- * Memory of at least one huge page is mapped, aligned to it, and asks for huge pages. Less comes
- * from the heap.
+ * An allocation of at least the size of a huge page is mapped at a huge page boundary, and the
+ * system is asked to use huge pages for it. Smaller allocations come from wh_alloc.
  */
 
 static uint64_t round_up(uint64_t nbytes) {
@@ -26,7 +26,7 @@ static wherry_status allocate_mapped(uint64_t nbytes, void **data_p, wherry_erro
     char *memory =
         mmap(NULL, size + WH_HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
-        return wh_fail_errno(error, WHERRY_NO_MEMORY, errno, "cannot map %llu bytes for a storage",
+        return wh_fail_errno(error, WHERRY_NO_MEMORY, errno, "cannot allocate %llu bytes for a storage",
                              (unsigned long long)nbytes);
     }
     uint64_t unaligned = (WH_HUGE_PAGE - (uintptr_t)memory % WH_HUGE_PAGE) % WH_HUGE_PAGE;
@@ -86,7 +86,7 @@ const wh_memory_ops *wh_memory_of(wherry_device_kind kind) {
 
 /* ---- pages ---- */
 
-/* PAGEMAP_SCAN of <linux/fs.h>, which has it since Linux 6.7. */
+/* The ioctl PAGEMAP_SCAN, copied from <linux/fs.h>. Headers before Linux 6.7 do not have it. */
 struct scan_region {
     uint64_t start;
     uint64_t end;

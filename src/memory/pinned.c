@@ -10,10 +10,11 @@
 enum { DEFAULT_MIB = 128, MOST_MIB = 1 << 20, CACHED_MAX = 1024 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static void *cached[CACHED_MAX]; /* Not in use, of WH_PINNED_BLOCK bytes each. */
-static int32_t home;             /* A device whose context pinned a block; it can unpin any. */
+static void *cached[CACHED_MAX]; /* Free blocks of WH_PINNED_BLOCK bytes each. */
+/* A device that has pinned a block. Its context can unpin all blocks. */
+static int32_t home;
 static size_t cached_count;
-static size_t bytes; /* Pinned in total. */
+static size_t bytes; /* All pinned memory: in use and cached. */
 
 static size_t most_bytes(void) {
     const char *text = getenv("WHERRY_PINNED_MIB");
@@ -21,7 +22,7 @@ static size_t most_bytes(void) {
     return (mib < MOST_MIB ? mib : MOST_MIB) << 20;
 }
 
-/** Pins a block for all devices. Needs the context of one of them. */
+/** Pins a block that all devices can access. `device` is the one whose context pins it. */
 static wherry_status pin(int32_t device, size_t size, void **block_p, wherry_error *error) {
     const wh_cuda_driver *driver;
     WH_TRY(wh_cuda_enter(device, &driver, error));
@@ -65,11 +66,14 @@ wherry_status wh_pinned_take(int32_t device, size_t size, void **block_p, wherry
     void *block = NULL;
     bool claimed = claim(size, &block);
     if (!claimed && size > WH_PINNED_BLOCK) {
-        wh_pinned_trim(); /* cached blocks are too small for it */
+        wh_pinned_trim(); /* The cached blocks are too small, but count against the limit. */
         claimed = claim(size, &block);
     }
     if (!claimed) {
-        return wh_fail(error, WHERRY_LIMIT, "all pinned memory is in use; WHERRY_PINNED_MIB raises the limit");
+        return wh_fail(error, WHERRY_LIMIT,
+                       "cannot pin %zu more bytes of host memory within the limit of %zu MiB; to raise the limit, set "
+                       "WHERRY_PINNED_MIB",
+                       size, most_bytes() >> 20);
     }
     wherry_status status = block ? WHERRY_OK : pin(device, size, &block, error);
     if (status == WHERRY_OK) {

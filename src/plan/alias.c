@@ -1,9 +1,9 @@
 /*
  * Overlapping targets.
  *
- * Two targets may write the same bytes only if their sources are the same bytes at the same places.
- * Then it does not matter which is written last. Whether targets overlap is decided by address,
- * because different storages may be over the same memory.
+ * Two targets may overlap only if their sources overlap in the same way: then both write the same
+ * values to the shared bytes, and their order does not matter. Overlap is determined by address,
+ * because two storages may use the same memory.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@ enum { ALIAS_WORK = 1 << 26 };
 
 /** The memory of a target. */
 typedef struct footprint {
-    wh_stretch bytes; /**< Must be first: by_begin compares it. */
+    wh_stretch bytes; /**< Must be the first member, because by_begin compares it. */
     const wh_match *match;
 } footprint;
 
@@ -29,8 +29,8 @@ static int by_begin(const void *one, const void *other) {
 }
 
 /**
- * The bytes that a target covers, by address. @return false if it may cover a byte more than once;
- * then the extent may not be normal.
+ * Computes the bytes that a target covers, as addresses. @return false if the target may cover a
+ * byte more than once. In that case the extent may not be in normal form.
  */
 static bool extent_of_target(const wherry_tensor *tensor, wh_extent *extent) {
     wh_view view = wh_tensor_view(tensor);
@@ -52,7 +52,8 @@ static bool extent_of_target(const wherry_tensor *tensor, wh_extent *extent) {
 }
 
 /**
- * True if a source and its target have the same strides in all dimensions of more than one element.
+ * True if a source and its target have the same strides in all dimensions with more than one
+ * element.
  */
 static bool same_layout(const wh_match *match) {
     const wherry_tensor *from = match->source->as.tensor;
@@ -65,7 +66,10 @@ static bool same_layout(const wh_match *match) {
     return true;
 }
 
-/** The distance from the source to the target in bytes, modulo 2^64. */
+/**
+ * The distance in bytes, modulo 2^64, from the offset of an element in the source's storage to its
+ * address in the target.
+ */
 static uint64_t distance(const wh_match *match) {
     const wherry_tensor *from = match->source->as.tensor;
     const wherry_tensor *to = match->target->as.tensor;
@@ -81,8 +85,8 @@ static bool same_view(const wherry_tensor *a, const wherry_tensor *b) {
 }
 
 /**
- * True if both sources are the same view and both targets are the same view: tied weights. The
- * strides of the two sides may differ.
+ * True for tied weights: both sources are the same view, and both targets are the same view. The
+ * strides of sources and targets may differ.
  */
 static bool tied_on_both_sides(const wh_match *a, const wh_match *b) {
     const wherry_tensor *a_to = a->target->as.tensor;
@@ -92,8 +96,8 @@ static bool tied_on_both_sides(const wh_match *a, const wh_match *b) {
 }
 
 /**
- * True if it is easy to see that each byte that both targets have comes from the same byte of the
- * source.
+ * True if a simple check shows that every byte that both targets share comes from the same byte of
+ * the source. May be false even if that is the case.
  */
 static bool sources_alias_alike(const wh_match *a, const wh_match *b) {
     bool moved_as_one = same_layout(a) && same_layout(b) && distance(a) == distance(b);
@@ -116,8 +120,8 @@ static wherry_status refuse(const wh_match *a, const wh_match *b, wherry_error *
     wh_value_path_append(&one, a->target);
     wh_value_path_append(&other, b->target);
     wh_fail(error, WHERRY_MISMATCH,
-            "the targets '%.150s' and '%.150s' share memory, but their sources do not share it in the same way; give "
-            "one of them memory of its own",
+            "the targets '%.150s' and '%.150s' share memory, but the source's tensors at these paths do not share "
+            "memory in the same way; give each target its own memory",
             one.bytes ? one.bytes : "", other.bytes ? other.bytes : "");
     wh_fail_value(error, b->target);
     wh_free(one.bytes);
@@ -134,7 +138,7 @@ static wherry_status check_self(const wh_match *match, wherry_error *error) {
                        "elements of the target may overlap, but those of the source do not overlap in the same way");
 }
 
-/** Compares each footprint with the earlier ones that reach into it. */
+/** Compares each footprint with all earlier footprints that overlap it. */
 static wherry_status check_pairs(const footprint *prints, size_t count, wherry_error *error) {
     int64_t work = ALIAS_WORK;
     size_t first = 0;
@@ -190,7 +194,7 @@ wherry_status wh_plan_check_aliases(const wh_matches *matches, wherry_error *err
     return status;
 }
 
-/** The end of the ascending run that begins at `first`. */
+/** The end of the ascending sequence that begins at `first`. */
 static size_t end_of_run(const wh_stretch *stretches, size_t first, size_t count) {
     size_t end = first;
     do {
@@ -199,7 +203,7 @@ static size_t end_of_run(const wh_stretch *stretches, size_t first, size_t count
     return end < count ? end : count;
 }
 
-/** Merges pairs of ascending runs. @return the number of runs left. */
+/** Merges pairs of ascending sequences. @return the number of sequences that are left. */
 static size_t merge_runs(const wh_stretch *from, wh_stretch *to, size_t count) {
     size_t runs = 0;
     for (size_t begin = 0; begin < count; runs++) {
@@ -214,8 +218,8 @@ static size_t merge_runs(const wh_stretch *from, wh_stretch *to, size_t count) {
 }
 
 /*
- * The addresses from an allocator are a few ascending runs. Merging those is several times as fast
- * as sorting.
+ * The addresses from an allocator usually form a few ascending sequences. Merging them is several
+ * times faster than sorting.
  */
 bool wh_stretches_are_disjoint(wh_stretch *stretches, size_t count) {
     wh_stretch *sorted = stretches;
@@ -238,12 +242,12 @@ bool wh_stretches_are_disjoint(wh_stretch *stretches, size_t count) {
     return apart;
 }
 
-/** The memory of the tensors of a target, while it is collected. */
+/** Collects the memory of all tensors of a target. */
 typedef struct scan {
     wh_stretch *stretches;
     size_t count;
     size_t capacity;
-    bool once; /**< No tensor covers a byte twice. */
+    bool once; /**< True if no tensor covers a byte twice. */
 } scan;
 
 static bool scan_leaf(void *context, wherry_value *leaf) {

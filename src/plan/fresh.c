@@ -1,6 +1,6 @@
 /*
- * Receiving into new storages. Each is as large as the source's storage, and each element stays at
- * its offset.
+ * Receiving into new storages. Each new storage is at least as large as the source's storage, and
+ * each element keeps its offset.
  */
 #include "plan/plan.h"
 
@@ -29,7 +29,8 @@ static wherry_status allocate(const wherry_plan *plan, const wherry_storage *fro
     if (!storage || wh_storage_is_bare(storage) || wherry_storage_nbytes(storage) < nbytes) {
         wherry_storage_unref(storage);
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "the allocate function returned less than the requested %llu bytes", (unsigned long long)nbytes);
+                       "the allocate function returned no memory, or less than the requested %llu bytes",
+                       (unsigned long long)nbytes);
     }
     if (!wh_memory_of(wherry_storage_device(storage).kind)) {
         char text[WHERRY_DEVICE_TEXT_MAX];
@@ -42,7 +43,7 @@ static wherry_status allocate(const wherry_plan *plan, const wherry_storage *fro
     return WHERRY_OK;
 }
 
-/** Adds the moves that fill one storage: exactly the bytes that its views cover. */
+/** Adds the moves that write exactly the bytes of `region` in one storage. */
 static wherry_status fill(wherry_plan *plan, size_t storage, wherry_storage *to, wh_region *region,
                           const wherry_value *about, wherry_error *error) {
     wherry_status status = WHERRY_OK;
@@ -59,8 +60,9 @@ static wherry_status fill(wherry_plan *plan, size_t storage, wherry_storage *to,
 }
 
 /**
- * A view that interleaves is copied element by element, because its extents could take far more
- * memory than the manifest. Its elements may overlap, but only to a limit.
+ * Adds the moves of a view whose dimensions interleave. A move follows the dimensions of the view,
+ * not its extents, because the extents could take far more memory than the manifest. Elements that
+ * overlap are copied several times, so their number is limited.
  */
 static wherry_status fill_interleaved(wherry_plan *plan, size_t storage, wherry_storage *to, const wh_view *view,
                                       const wherry_value *about, wherry_error *error) {
@@ -68,7 +70,8 @@ static wherry_status fill_interleaved(wherry_plan *plan, size_t storage, wherry_
     wh_copy_between_views(view, view, &copy);
     wh_copy borrowed = wh_copy_borrow(&copy);
     if (wh_copy_bytes(&borrowed) / WH_PLAN_OVERLAP > wh_copy_from_span(&borrowed)) {
-        wherry_status status = wh_fail(error, WHERRY_LIMIT, "the elements of this tensor overlap too often");
+        wherry_status status =
+            wh_fail(error, WHERRY_LIMIT, "the elements of this tensor overlap too much; send a contiguous copy of it");
         wh_fail_value(error, about);
         return status;
     }
@@ -76,8 +79,8 @@ static wherry_status fill_interleaved(wherry_plan *plan, size_t storage, wherry_
 }
 
 /**
- * The next tensor of a storage that is received into new memory, from place *at of the grouping on.
- * NULL if there is none.
+ * Finds the next tensor of a storage that is received into new memory, starting at position *at of
+ * the grouping. @return NULL if there is none.
  */
 static const wherry_value *next_tensor(const wh_fresh *fresh, const wh_grouping *groups, size_t storage, size_t *at) {
     while (*at < groups->starts[storage + 1]) {
@@ -113,7 +116,7 @@ static wherry_status fill_storage(wherry_plan *plan, const wh_fresh *fresh, cons
     return status;
 }
 
-/** Allocates a storage for each storage of the source that has such a tensor. */
+/** Allocates a new storage for each storage of the source that has a tensor in `fresh`. */
 static wherry_status allocate_all(wherry_plan *plan, wh_fresh *fresh, const wh_grouping *groups, wherry_error *error) {
     for (size_t s = 0; s < plan->prepared->storage_count; s++) {
         size_t at = groups->starts[s];

@@ -1,6 +1,6 @@
 /*
- * Matching: both trees are walked together, so that each leaf of the source meets the leaf of the
- * target at its path.
+ * Matching: walks both trees together, and pairs each leaf of the source with the leaf of the
+ * target at the same path.
  */
 #include "plan/plan.h"
 
@@ -39,7 +39,11 @@ wherry_status wh_mismatch(const wherry_value *source, const wherry_value *target
     return WHERRY_MISMATCH;
 }
 
-/** Checks that a target has the same layout as its source, and that its memory can be written. */
+/**
+ * Checks that a target and its source have the same dtype, shape, conj and neg flags and kind of
+ * device, and that the memory of the target can be written. With WHERRY_PLAN_ANY_DEVICE, the kinds
+ * of device may differ.
+ */
 static wherry_status check_tensor(const wherry_plan *plan, const wherry_value *source, const wherry_value *target,
                                   wherry_error *error) {
     const wherry_tensor *from = source->as.tensor;
@@ -80,46 +84,10 @@ static wherry_status match_tensor(wherry_plan *plan, wherry_value *source, const
     return wh_plan_add_match(plan, matches->items + matches->count++, error);
 }
 
-/* DTensor and ShardedTensor: the local tensors must be the same boxes on both sides */
-
-typedef struct box_list {
-    wh_part *parts;
-    size_t count;
-    size_t capacity;
-} box_list;
-
-static int add_part(void *context, const wh_part *part) {
-    box_list *list = context;
-    if (!WH_GROW(list->parts, list->capacity, list->count)) {
-        return 1;
-    }
-    list->parts[list->count++] = *part;
-    return 0;
-}
-
-/**
- * Sets *same_p to whether two local tensors are the same boxes. Unknown boxes count as the same.
+/*
+ * DTensor and ShardedTensor: the local tensors of both sides must be the same boxes of the global
+ * tensor, unless WHERRY_PLAN_ANY_BOX is set.
  */
-static wherry_status same_boxes(const wherry_value *source, int64_t source_rank, const wherry_value *target,
-                                int64_t target_rank, bool *same_p, wherry_error *error) {
-    box_list from = {0};
-    box_list to = {0};
-    wh_parts source_parts = wh_value_visit_parts(source, 0, source_rank, add_part, &from);
-    wh_parts target_parts = wh_value_visit_parts(target, 0, target_rank, add_part, &to);
-    bool memory = source_parts == WH_PARTS_STOPPED || source_parts == WH_PARTS_NO_MEMORY ||
-                  target_parts == WH_PARTS_STOPPED || target_parts == WH_PARTS_NO_MEMORY;
-    *same_p = true;
-    if (source_parts == WH_PARTS_KNOWN && target_parts == WH_PARTS_KNOWN) {
-        *same_p = from.count == to.count;
-        for (size_t i = 0; i < from.count && *same_p; i++) {
-            *same_p = wh_box_equal(&from.parts[i].global, &to.parts[i].global) &&
-                      wh_box_equal(&from.parts[i].local, &to.parts[i].local);
-        }
-    }
-    wh_free(from.parts);
-    wh_free(to.parts);
-    return memory ? wh_fail_memory(error, "the boxes of a DTensor") : WHERRY_OK;
-}
 
 static bool same_sizes(uint32_t a_ndim, const int64_t *a, uint32_t b_ndim, const int64_t *b) {
     return a_ndim == b_ndim && (a_ndim == 0 || memcmp(a, b, a_ndim * sizeof(*a)) == 0);
@@ -138,7 +106,7 @@ static wherry_status match_dtensor(wherry_plan *plan, wherry_value *source, cons
             return wh_mismatch(source, target, error, "the placements differ");
         }
         bool same = true;
-        WH_TRY(same_boxes(source, plan->prepared->rank, target, plan->options.rank, &same, error));
+        WH_TRY(wh_boxes_equal(source, plan->prepared->rank, target, plan->options.rank, &same, error));
         if (!same) {
             return wh_mismatch(source, target, error, "the local tensors are different boxes of the global tensor");
         }
@@ -147,8 +115,8 @@ static wherry_status match_dtensor(wherry_plan *plan, wherry_value *source, cons
 }
 
 /**
- * The target's shard with the same box as shard `number` of the source, not used before. The same
- * number is tried first.
+ * Finds an unused shard of the target that has the same box as shard `number` of the source, or any
+ * box if `any_box` is true. Tries the shard with the same number first.
  */
 static const wherry_shard *find_shard(const wherry_sharded *from, uint32_t number, const wherry_sharded *to,
                                       bool any_box, bool *used) {
@@ -238,8 +206,8 @@ static wherry_status add_unmatched(walk *w, wherry_value *value, bool of_source)
 }
 
 /**
- * The target's value for a step of the source. The same index is tried first, then the key is
- * looked up.
+ * Finds the target's value for a step of the source. Tries the same index first, then looks up the
+ * key.
  */
 static wherry_value *counterpart(const wherry_value *target, size_t index, const wherry_step *step) {
     if (!step->key) {
@@ -291,7 +259,8 @@ static wherry_status match(walk *w, wherry_value *source, const wherry_value *ta
         return WHERRY_OK;
     }
     if (target->kind == WHERRY_KIND_NONE && w->plan->options.flags & WHERRY_PLAN_NEW) {
-        return add_unmatched(w, source, true); /* a none in the target is a placeholder */
+        /* a none in the target is a placeholder for any value */
+        return add_unmatched(w, source, true);
     }
     if (source->kind != target->kind) {
         return wh_mismatch(source, target, w->error, "the kinds differ");
@@ -308,7 +277,7 @@ static wherry_status match(walk *w, wherry_value *source, const wherry_value *ta
     }
 }
 
-/** Appends how many paths there are, and the first of them. */
+/** Appends the number of paths, and the first few of them. */
 static void append_some(wh_string *text, const wh_paths *paths, const char *what) {
     enum { SHOWN = 3 };
     if (!paths->count) {
@@ -322,8 +291,8 @@ static void append_some(wh_string *text, const wh_paths *paths, const char *what
 }
 
 /**
- * In strict mode nothing may be missing or extra. With WHERRY_PLAN_NEW, only missing leaves are an
- * error.
+ * Fails if leaves are missing from the source or from the target. WHERRY_PLAN_PARTIAL allows both.
+ * WHERRY_PLAN_NEW allows leaves that are missing from the target.
  */
 static wherry_status check_complete(const wherry_plan *plan, wherry_error *error) {
     bool anew = plan->options.flags & WHERRY_PLAN_NEW;
@@ -331,9 +300,9 @@ static wherry_status check_complete(const wherry_plan *plan, wherry_error *error
         return WHERRY_OK;
     }
     wh_string text = {0};
-    append_some(&text, &plan->missing, "missing in the source");
+    append_some(&text, &plan->missing, "missing from the source");
     if (!anew) {
-        append_some(&text, &plan->extra, "missing in the target");
+        append_some(&text, &plan->extra, "missing from the target");
     }
     wh_fail(error, WHERRY_MISMATCH, "%s; use partial mode to receive what both have%s",
             text.failed ? "the paths differ" : text.bytes,

@@ -1,11 +1,13 @@
 /*
  * Plans: which chunks to ask for, and where their bytes go.
  *
- * 1. All checks come before the first change: a plan exists only if every chunk can be placed.
- * 2. Moves are sorted by their first position. reach[i] is the largest end of moves 0 to i, so a
- *    binary search finds the first move of a chunk.
- * 3. `wanted` has exactly the chunks that some move reads. `indirect` is the subset that a lane
- *    cannot read straight into place.
+ * 1. All checks are done before anything is changed. If a plan exists, all of its chunks can be
+ *    placed.
+ * 2. Moves are sorted by the first position that they read. reach[i] is the largest end of moves 0
+ *    to i, so a binary search finds the first move of a chunk.
+ * 3. `wanted` has every chunk that a move reads. It may also have a chunk that lies in a gap
+ *    between two runs of a move. `indirect` has the wanted chunks that a lane cannot read straight
+ *    into their destinations.
  * 4. Only elements of received tensors are ever written.
  */
 #include "plan/plan.h"
@@ -25,8 +27,8 @@
 /* Moves: copies from positions of the space into storages */
 
 /**
- * The work that a move costs. One tensor may become many moves, whose memory the size of the
- * manifest does not limit.
+ * The part of the work budget that one move uses. One tensor may need many moves, so the size of
+ * the manifest does not limit the memory for moves.
  */
 enum { MOVE_WORK = 32 };
 
@@ -56,7 +58,7 @@ static bool append_move(wherry_plan *plan, const wh_copy *copy, wherry_storage *
 }
 
 /**
- * Extends the last move if the copy continues it, so that many small views of one storage become
+ * Extends the last move if the copy continues it. This turns many small views of one storage into
  * one move.
  */
 static bool extend_last(wherry_plan *plan, const wh_copy *copy, wherry_storage *storage) {
@@ -70,7 +72,10 @@ static bool extend_last(wherry_plan *plan, const wh_copy *copy, wherry_storage *
     return true;
 }
 
-/** Adds a copy from positions of the space. It is split so that no move skips a whole chunk. */
+/**
+ * Adds a copy from positions of the space. A copy with steps of more than two chunks is split, so
+ * that `wanted` does not contain the chunks in its gaps.
+ */
 static bool add_located(void *context, const wh_copy *copy) {
     adding *a = context;
     if (copy->level_count && copy->levels[0].from_step > 2 * a->plan->prepared->space.chunk_bytes) {
@@ -104,11 +109,11 @@ wherry_status wh_plan_add_copy(wherry_plan *plan, size_t from, const wh_copy *co
         return wh_fail_memory(error, "the copies of a plan");
     case WH_LOCATE_UNCOVERED:
         status = wh_fail(error, WHERRY_OUT_OF_BOUNDS,
-                         "the manifest does not have all bytes of this tensor; use another source");
+                         "the extents in the manifest do not cover all bytes of this tensor; use another source");
         break;
     case WH_LOCATE_EXHAUSTED:
-        status =
-            wh_fail(error, WHERRY_LIMIT, "the extents of the manifest are too many, or overlap too much, to plan with");
+        status = wh_fail(error, WHERRY_LIMIT,
+                         "cannot plan: the manifest has too many extents, or its tensors need too many copies");
         break;
     }
     wh_fail_value(error, about);
@@ -135,7 +140,10 @@ static int by_position(const void *one, const void *other) {
                                : 0;
 }
 
-/** Sorts the moves and drops duplicates, which tied weights received into tied weights give. */
+/**
+ * Sorts the moves and drops duplicates. Duplicates occur if tied weights are received into tied
+ * weights.
+ */
 static void sort_moves(wherry_plan *plan) {
     bool sorted = true;
     for (size_t i = 1; i < plan->move_count && sorted; i++) {
@@ -182,7 +190,7 @@ static bool finish_moves(wherry_plan *plan) {
     }
     uint64_t reach = 0;
     uint64_t first = 0;
-    uint64_t behind = 0; /* end of the chunks wanted so far */
+    uint64_t end = 0; /* number of the chunk after the last wanted one */
     uint64_t chunk_end = wh_space_chunk_begin(space, 1);
     for (size_t i = 0; i < plan->move_count; i++) {
         const wh_move *move = plan->moves + i;
@@ -191,8 +199,8 @@ static bool finish_moves(wherry_plan *plan) {
             chunk_end = wh_space_chunk_begin(space, first + 1);
         }
         uint64_t last = move->end <= chunk_end ? first : wh_space_chunk_of(space, move->end - 1);
-        bool ok = last < behind || wh_chunk_set_add(&plan->wanted, first, last);
-        behind = wh_max(behind, last + 1);
+        bool ok = last < end || wh_chunk_set_add(&plan->wanted, first, last);
+        end = wh_max(end, last + 1);
         if (move->copy.level_count) {
             ok = ok && wh_chunk_set_add(&plan->indirect, first, last);
         } else if (move->copy.from < reach) {
@@ -245,7 +253,7 @@ wherry_status wh_plan_add_match(wherry_plan *plan, const wh_match *match, wherry
                : wh_fail_memory(error, "a plan");
 }
 
-/** Updates the places of shards: they are on the receiving rank and device. */
+/** Changes the places of the local shards to the receiving rank, if it is known, and device. */
 static bool update_places(void *context, wherry_value *leaf) {
     const wherry_plan *plan = context;
     wherry_sharded *sharded = leaf->kind == WHERRY_KIND_SHARDED ? leaf->as.sharded : NULL;
@@ -263,7 +271,7 @@ void wh_plan_bind(wherry_tensor *tensor, wherry_storage *storage) {
     tensor->storage = storage;
 }
 
-/** Makes the source's tensors views of the targets' storages. */
+/** Makes the tensors of the received state views of the targets' storages. */
 static void adopt_targets(const wh_matches *matches) {
     for (size_t i = 0; i < matches->count; i++) {
         wherry_tensor *tensor = matches->items[i].source->as.tensor;
@@ -277,7 +285,7 @@ static void adopt_targets(const wh_matches *matches) {
     }
 }
 
-/** Replaces the source's tensors without a target by none. */
+/** Replaces the tensors that have no target by none. */
 static void drop_unmatched(const wh_matches *matches) {
     for (size_t i = 0; i < matches->unmatched_count; i++) {
         wherry_value *leaf = matches->unmatched[i].leaf;
@@ -293,8 +301,9 @@ static void drop_unmatched(const wh_matches *matches) {
 }
 
 /**
- * Tensors that overlap make the plan copy the same byte of the space several times. This limits how
- * often.
+ * Limits the number of bytes that the plan copies into new memory. It can exceed the length of the
+ * space, because a byte is copied several times if tensors overlap.
+ * @param in_place  the number of bytes that the plan copies into targets.
  */
 static wherry_status check_overlap(const wherry_plan *plan, uint64_t in_place, wherry_error *error) {
     uint64_t anew = plan->bytes > in_place ? plan->bytes - in_place : 0;
@@ -302,8 +311,8 @@ static wherry_status check_overlap(const wherry_plan *plan, uint64_t in_place, w
         return WHERRY_OK;
     }
     return wh_fail(error, WHERRY_LIMIT,
-                   "the tensors of the manifest overlap so much that %llu bytes would "
-                   "be copied for the %llu bytes that it has",
+                   "the tensors of the manifest overlap too much: the receiver would write %llu bytes, but the source "
+                   "sends only %llu; send copies that do not overlap",
                    (unsigned long long)anew, (unsigned long long)plan->prepared->space.bytes);
 }
 
@@ -324,7 +333,7 @@ static wherry_status complete(wherry_plan *plan, wh_fresh *fresh, wherry_error *
 static wherry_status match_targets(wherry_plan *plan, const wherry_value *target, bool disjoint, wh_matches *matches,
                                    wh_fresh *fresh, wherry_error *error) {
     size_t count = plan->prepared->tensor_count;
-    /* Reserve room for all tensors: growing would touch new memory again and again. */
+    /* Reserve room for all tensors, because growing would touch new memory again and again. */
     if (!WH_RESERVE(matches->items, matches->capacity, count) || !WH_RESERVE(plan->moves, plan->move_capacity, count) ||
         !WH_RESERVE(plan->kept, plan->kept_capacity, count)) {
         return wh_fail_memory(error, "a plan");
@@ -367,7 +376,7 @@ static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target
     return status;
 }
 
-/** Adds all leaves of the source to `fresh`. */
+/** The context of list_leaf, which adds all leaves of the source to `fresh`. */
 typedef struct listing {
     wh_fresh *fresh;
     size_t next;
@@ -437,19 +446,19 @@ wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *targ
         return status;
     }
     wh_visit_tensor_leaves(prepared->state, update_places, plan);
-    wh_log(WHERRY_LOG_DEBUG, "planned %llu tensors: %llu bytes by %zu copies", (unsigned long long)plan->tensor_count,
+    wh_log(WHERRY_LOG_DEBUG, "planned %llu tensors: %llu bytes in %zu copies", (unsigned long long)plan->tensor_count,
            (unsigned long long)plan->bytes, plan->move_count);
     *plan_p = plan;
     return WHERRY_OK;
 }
 
 /*
- * A plan for equal states. Every tensor goes to the place where it is in the target. Nothing is
- * matched, because both sides have the same fingerprint. The only check is that tensors which share
- * memory here share it at the source, too.
+ * A plan for equal states. Every tensor goes to the same tensor of the target. No matching is
+ * needed, because both sides have the same fingerprint. The only check is that tensors which share
+ * memory in the target also share it at the source.
  */
 
-/** The bytes that are written in a storage with one contiguous tensor. */
+/** The addresses that are written in a storage. The storage must have one contiguous tensor. */
 static wh_stretch stretch_of(const wherry_prepared *prepared, size_t storage) {
     const wherry_extent *extent = prepared->space.extents + prepared->space.firsts[storage];
     uint64_t begin = (uintptr_t)prepared->storage_fields[storage].memory + extent->offset;
@@ -467,7 +476,7 @@ static bool are_disjoint(const wherry_prepared *prepared) {
         }
     }
     if (ascending == prepared->storage_count) {
-        return true; /* nearly always */
+        return true; /* this is the usual case */
     }
     wh_stretch *stretches = wh_alloc_array(prepared->storage_count, sizeof(*stretches));
     for (size_t s = 0; s < prepared->storage_count && stretches; s++) {
@@ -554,7 +563,7 @@ wherry_status wh_plan_same(const wherry_prepared *prepared, wherry_plan **plan_p
     return WHERRY_OK;
 }
 
-/* Using a plan: its figures, its chunks, and placing their bytes */
+/* Using a plan: its statistics, its chunks, and placing their bytes */
 
 static void destroy_paths(wh_paths *paths) {
     for (size_t i = 0; i < paths->count; i++) {
@@ -659,7 +668,7 @@ static int visit_runs(void *context, const wh_copy_runs *runs) {
     return v->fn(v->context, &copy);
 }
 
-/** The first move that reads at or after a position. */
+/** Finds the first move that ends after a position. */
 static size_t first_move(const wherry_plan *plan, uint64_t position) {
     size_t low = 0;
     size_t high = plan->move_count;
@@ -703,8 +712,7 @@ static int place_copy(void *context, const wherry_copy *copy) {
     const wh_memory_ops *memory = wh_memory_of(wherry_storage_device(copy->storage).kind);
     char *to = copy->memory;
     if (!memory) {
-        p->status =
-            wh_fail(p->error, WHERRY_UNSUPPORTED, "the destination of a chunk cannot be written by this process");
+        p->status = wh_fail(p->error, WHERRY_UNSUPPORTED, "this process cannot write to the destination of a chunk");
         return 1;
     }
     for (uint64_t i = 0; i < copy->count && p->status == WHERRY_OK; i++) {
@@ -719,8 +727,8 @@ wherry_status wherry_plan_place(const wherry_plan *plan, uint64_t chunk, const v
     uint64_t length = wh_space_chunk_begin(&plan->prepared->space, chunk + 1) - begin;
     if (!bytes || !wh_chunk_set_has(&plan->wanted, chunk) || size != length) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "the plan does not ask for chunk %llu, or its length is not %llu bytes",
-                       (unsigned long long)chunk, (unsigned long long)length);
+                       "bytes is NULL, the plan does not ask for chunk %llu, or the chunk has %llu bytes, not %zu",
+                       (unsigned long long)chunk, (unsigned long long)length, size);
     }
     placing p = {bytes, WHERRY_OK, error};
     wherry_plan_visit_chunk(plan, chunk, place_copy, &p);

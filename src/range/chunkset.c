@@ -5,9 +5,9 @@
 bool wh_chunk_set_add(wh_chunk_set *set, uint64_t first, uint64_t last) {
     if (set->count) {
         wherry_interval *before = set->intervals + set->count - 1;
-        uint64_t behind = before->first + before->count;
-        if (first <= behind) {
-            uint64_t more = last >= behind ? last + 1 - behind : 0;
+        uint64_t end = before->first + before->count;
+        if (first <= end) {
+            uint64_t more = last >= end ? last + 1 - end : 0;
             before->count += more;
             set->total += more;
             return true;
@@ -43,8 +43,8 @@ void wh_chunk_set_destroy(wh_chunk_set *set) {
 }
 
 /**
- * The last interval whose first chunk, or first index, is at most `key`. The set has such an
- * interval.
+ * Returns the number of the last interval whose first chunk (or first index, if by_index) is at
+ * most `key`. Such an interval must exist.
  */
 static size_t search(const wh_chunk_set *set, uint64_t key, bool by_index) {
     size_t low = 0;

@@ -1,8 +1,8 @@
 /**
- * @file chunkset.h  A set of chunk numbers, kept as sorted intervals.
+ * @file chunkset.h  A set of chunk numbers, stored as sorted intervals.
  *
- * Each chunk of the set also has an index: 0 for the smallest chunk number, then counting up.
- * Tables with one entry per chunk of the set use this index.
+ * Each chunk of the set also has an index. The smallest chunk number has index 0, the next one
+ * index 1, and so on. Tables with one entry per chunk of the set use this index.
  */
 #ifndef WH_RANGE_CHUNKSET_H
 #define WH_RANGE_CHUNKSET_H
@@ -14,42 +14,43 @@
 
 #include <wherry/expert.h>
 
-/** Starts as {0}. */
+/** Initialize with {0}. */
 typedef struct wh_chunk_set {
-    wherry_interval *intervals; /**< Ascending; no two touch. */
-    uint64_t *starts;           /**< Per interval: the index of its first chunk. */
-    size_t count;               /**< Of intervals. */
+    wherry_interval *intervals; /**< In ascending order. No two overlap or are adjacent. */
+    uint64_t *starts;           /**< The index of the first chunk, per interval. */
+    size_t count;               /**< Number of intervals. */
     size_t interval_capacity;
     size_t start_capacity;
-    uint64_t total;         /**< Chunks in the set. */
-    _Atomic uint64_t given; /**< Indices that wh_chunk_set_next has handed out. */
+    uint64_t total;         /**< Number of chunks in the set. */
+    _Atomic uint64_t given; /**< Number of calls of wh_chunk_set_next. */
 } wh_chunk_set;
 
 /**
- * Fills an empty set. The intervals are ascending and do not overlap. @return false if out of
- * memory.
+ * Fills an empty set. The intervals must be in ascending order, must not overlap, and must not be
+ * empty.
+ * @return false if out of memory.
  */
 bool wh_chunk_set_init(wh_chunk_set *set, const wherry_interval *intervals, size_t count);
 
-/** Leaves an empty set. */
+/** Frees the memory. The set is empty afterwards. */
 void wh_chunk_set_destroy(wh_chunk_set *set);
 
 /**
- * Adds chunks first to last. They may overlap the last interval of the set, but must not begin
- * before it.
+ * Adds the chunks from `first` to `last`, inclusive. They may overlap the last interval of the set,
+ * but must not begin before it.
  * @return false if out of memory; the set is then unchanged.
  */
 bool wh_chunk_set_add(wh_chunk_set *set, uint64_t first, uint64_t last);
 
 bool wh_chunk_set_has(const wh_chunk_set *set, uint64_t chunk);
 
-/** The chunk at an index, which is below total. */
+/** Returns the chunk at an index. The index must be less than set->total. */
 uint64_t wh_chunk_set_at(const wh_chunk_set *set, uint64_t index);
 
-/** The index of a chunk; UINT64_MAX if the set does not have it. */
+/** Returns the index of a chunk, or UINT64_MAX if the chunk is not in the set. */
 uint64_t wh_chunk_set_find(const wh_chunk_set *set, uint64_t chunk);
 
-/** Hands out each chunk once, in order, to any number of threads. @return false if none is left. */
+/** Returns each chunk of the set once, in order. Thread-safe. @return false if none is left. */
 bool wh_chunk_set_next(wh_chunk_set *set, uint64_t *chunk_p);
 
 #endif

@@ -23,7 +23,7 @@ static void remove_level(wh_copy_work *copy, uint32_t at) {
     }
 }
 
-/** Lengthens the run by a level that continues it on both sides. */
+/** Merges a level into the run if its repetitions are contiguous on both sides. */
 static bool lengthen(wh_copy_work *copy) {
     for (uint32_t i = copy->level_count; i-- > 0;) {
         wh_copy_level level = copy->levels[i];
@@ -36,7 +36,7 @@ static bool lengthen(wh_copy_work *copy) {
     return false;
 }
 
-/** Merges a level with the next outer level if that continues it on both sides. */
+/** Merges two adjacent levels if the steps on both sides let one level replace them. */
 static bool join(wh_copy_work *copy) {
     for (uint32_t i = 1; i < copy->level_count; i++) {
         wh_copy_level *inner = copy->levels + i;
@@ -61,7 +61,7 @@ bool wh_copy_between_views(const wh_view *from, const wh_view *to, wh_copy_work 
     copy->length = from->item;
     copy->level_count = 0;
     uint32_t ndim = from->ndim;
-    /* Nearly always this merges all dimensions. */
+    /* Merges the contiguous inner dimensions. Most copies need no more than this. */
     while (ndim > 0 && from->shape[ndim - 1] > 0 && (uint64_t)from->strides[ndim - 1] * from->item == copy->length &&
            (uint64_t)to->strides[ndim - 1] * to->item == copy->length) {
         copy->length *= (uint64_t)from->shape[--ndim];
@@ -118,7 +118,7 @@ typedef struct visit {
     void *context;
 } visit;
 
-/** Visits one run, cut at the borders. */
+/** Visits the part of one run that is in [v->begin, v->end). */
 static int visit_run(const visit *v, uint64_t from, uint64_t to) {
     uint64_t begin = wh_max(from, v->begin);
     uint64_t end = wh_min(from + v->copy->length, v->end);
@@ -130,18 +130,18 @@ static int visit_run(const visit *v, uint64_t from, uint64_t to) {
 }
 
 /**
- * Visits runs `first` to `behind` - 1 of the innermost level. Runs that need no cut are visited
- * together.
+ * Visits runs `first` to `end` - 1 of the innermost level. All runs that are not cut go into one
+ * call of the callback.
  */
-static int visit_runs(const visit *v, uint64_t from, uint64_t to, uint64_t first, uint64_t behind) {
+static int visit_runs(const visit *v, uint64_t from, uint64_t to, uint64_t first, uint64_t end) {
     const wh_copy_level *level = v->copy->levels + v->copy->level_count - 1;
     uint64_t length = v->copy->length;
     int result = 0;
-    while (first < behind && from + first * level->from_step < v->begin && !result) {
+    while (first < end && from + first * level->from_step < v->begin && !result) {
         result = visit_run(v, from + first * level->from_step, to + first * level->to_step);
         first++;
     }
-    uint64_t whole = behind;
+    uint64_t whole = end;
     while (whole > first && from + (whole - 1) * level->from_step + length > v->end) {
         whole--;
     }
@@ -154,13 +154,16 @@ static int visit_runs(const visit *v, uint64_t from, uint64_t to, uint64_t first
                              level->to_step};
         result = v->fn(v->context, &runs);
     }
-    for (; whole < behind && !result; whole++) {
+    for (; whole < end && !result; whole++) {
         result = visit_run(v, from + whole * level->from_step, to + whole * level->to_step);
     }
     return result;
 }
 
-/** Visits all runs from `level` inwards. `span` is their span on the `from` side. */
+/**
+ * Visits the runs of this level and of all inner levels. `span` is the span of these runs on the
+ * `from` side.
+ */
 static int visit_level(const visit *v, uint32_t level, uint64_t from, uint64_t to, uint64_t span) {
     if (level == v->copy->level_count) {
         return visit_run(v, from, to);
@@ -168,18 +171,18 @@ static int visit_level(const visit *v, uint32_t level, uint64_t from, uint64_t t
     wh_copy_level step = v->copy->levels[level];
     uint64_t inner = span - (step.count - 1) * step.from_step;
     uint64_t first = 0;
-    uint64_t behind = step.count;
+    uint64_t end = step.count;
     if (step.from_step) {
         if (from + inner <= v->begin) {
             first = (v->begin - from - inner) / step.from_step + 1;
         }
-        behind = from >= v->end ? 0 : wh_min(step.count, (v->end - from - 1) / step.from_step + 1);
+        end = from >= v->end ? 0 : wh_min(step.count, (v->end - from - 1) / step.from_step + 1);
     }
     if (level + 1 == v->copy->level_count) {
-        return first < behind ? visit_runs(v, from, to, first, behind) : 0;
+        return first < end ? visit_runs(v, from, to, first, end) : 0;
     }
     int result = 0;
-    for (uint64_t i = first; i < behind && !result; i++) {
+    for (uint64_t i = first; i < end && !result; i++) {
         result = visit_level(v, level + 1, from + i * step.from_step, to + i * step.to_step, inner);
     }
     return result;
@@ -222,7 +225,7 @@ bool wh_box_intersect(const wh_box *one, const wh_box *other, wh_box *common) {
     return true;
 }
 
-/** Narrows a view of `box` to the part `common` of that box. */
+/** Reduces a view of `box` to the elements in `common`. `common` must be inside `box`. */
 static wh_view narrow(const wh_view *view, const wh_box *box, const wh_box *common) {
     wh_view part = *view;
     part.shape = common->sizes;

@@ -1,10 +1,10 @@
 /**
- * @file copy.h  Copies: runs of bytes from one side to another, repeated with a step on each side.
- * And boxes.
+ * @file copy.h  Strided copies, and boxes (rectangular parts of tensors).
  *
- * The same form describes a tensor copied into one with other strides, a box of one shard copied
- * into a box of another, and a single run. The two sides are numbers. The caller decides what they
- * count: bytes of a storage, or positions of the space.
+ * A copy is a run of bytes that is repeated with one step on the source side (`from`) and another
+ * step on the target side (`to`). It can describe a copy between tensors with different strides, a
+ * copy between boxes of two shards, or a single run. Both sides are plain numbers. The caller
+ * decides whether they are byte offsets in a storage or positions in the space.
  */
 #ifndef WH_RANGE_COPY_H
 #define WH_RANGE_COPY_H
@@ -14,7 +14,7 @@
 
 #include "range/extent.h"
 
-/** `count` repetitions, with a step on each side. Steps may be 0. */
+/** `count` repetitions, with a step in bytes on each side. Steps may be 0. */
 typedef struct wh_copy_level {
     uint64_t count;
     uint64_t from_step;
@@ -22,8 +22,8 @@ typedef struct wh_copy_level {
 } wh_copy_level;
 
 /**
- * The stored form of a copy. Levels with large steps come first, but the result does not depend on
- * their order.
+ * The stored form of a copy. The outermost level comes first. The order of the levels does not
+ * change the result.
  */
 typedef struct wh_copy {
     uint64_t from;
@@ -33,7 +33,7 @@ typedef struct wh_copy {
     uint32_t level_count;
 } wh_copy;
 
-/** The working form of a copy, with room for its levels. */
+/** A copy while it is built. The struct contains the levels. */
 typedef struct wh_copy_work {
     uint64_t from;
     uint64_t to;
@@ -43,28 +43,28 @@ typedef struct wh_copy_work {
 } wh_copy_work;
 
 /**
- * The copy from each element of one view to the same element of another view of the same shape and
- * element size. Dimensions that are contiguous on both sides are merged.
- * @return false if there are no elements.
+ * Builds the copy from one view to another view of the same shape and element size. Dimensions that
+ * are contiguous on both sides are merged.
+ * @return false if the views have no elements.
  */
 bool wh_copy_between_views(const wh_view *from, const wh_view *to, wh_copy_work *copy);
 
-/** The copy of an extent to the same offsets. */
+/** Builds the copy that reads the bytes of an extent and writes them to the same offsets. */
 void wh_copy_of_extent(const wherry_extent *extent, wh_copy_work *copy);
 
-/** Merges levels that continue each other. */
+/** Merges levels if one longer run or one longer level can replace them. */
 void wh_copy_simplify(wh_copy_work *copy);
 
-/** The stored form of a copy. It borrows the levels. */
+/** Returns the stored form of a copy. Its `levels` points into `copy`. */
 wh_copy wh_copy_borrow(const wh_copy_work *copy);
 
-/** Bytes from the first byte that is read to the end of the last run that is read. */
+/** Returns the distance in bytes from the first byte read to the end of the last run read. */
 uint64_t wh_copy_from_span(const wh_copy *copy);
 
-/** Bytes that are written. A byte that is written several times counts each time. */
+/** Returns the number of bytes written. A byte that is written twice counts twice. */
 uint64_t wh_copy_bytes(const wh_copy *copy);
 
-/** `count` runs with a step on each side, as a visitor receives them. */
+/** What wh_copy_visit passes to its callback: `count` runs, with a step on each side. */
 typedef struct wh_copy_runs {
     uint64_t from;
     uint64_t to;
@@ -74,16 +74,16 @@ typedef struct wh_copy_runs {
     uint64_t to_step;
 } wh_copy_runs;
 
-/** A result other than 0 stops the visit. */
+/** Callback of wh_copy_visit. A result other than 0 stops the visit. */
 typedef int (*wh_copy_visit_fn)(void *context, const wh_copy_runs *runs);
 
 /**
- * Visits the part of the copy that reads in [begin, end). Runs are cut at these borders.
+ * Visits the part of the copy whose `from` side is in [begin, end). Runs are cut at these borders.
  * @return 0, or the result that stopped the visit.
  */
 int wh_copy_visit(const wh_copy *copy, uint64_t begin, uint64_t end, wh_copy_visit_fn visit, void *context);
 
-/** A box of a tensor: elements offsets[d] to offsets[d] + sizes[d] - 1 in each dimension d. */
+/** Part of a tensor: elements offsets[d] to offsets[d] + sizes[d] - 1 in each dimension d. */
 typedef struct wh_box {
     uint32_t ndim;
     int64_t offsets[WHERRY_NDIM_MAX];
@@ -95,12 +95,12 @@ bool wh_box_equal(const wh_box *one, const wh_box *other);
 /** True if the box is within a tensor of this shape. */
 bool wh_box_within(const wh_box *box, const int64_t *shape);
 
-/** The intersection of two boxes of one tensor. @return false if it is empty. */
+/** Computes the intersection of two boxes of one tensor. @return false if it is empty. */
 bool wh_box_intersect(const wh_box *one, const wh_box *other, wh_box *common);
 
 /**
- * The copy of the intersection of two boxes, from memory that holds one box to memory that holds
- * the other.
+ * Builds the copy of the intersection of two boxes, from memory that holds one box to memory that
+ * holds the other.
  * @param from_view  the memory of `from`; its shape is from->sizes.
  * @param to_view    the memory of `to`; its shape is to->sizes.
  * @return false if the intersection is empty.

@@ -1,10 +1,10 @@
 /*
- * XXH3 with the fastest instructions of the processor. The packaged libxxhash is built for the
- * oldest processors and takes three times as long.
+ * XXH3 with the fastest instruction set of the processor. The libxxhash of Linux distributions is
+ * built for the oldest processors and is three times slower.
  *
- * The build compiles this file several times. With WH_DIGEST_ENGINE=NAME it is one engine, NAME:
- * XXH3 compiled for one instruction set. Without, it is the front, which picks the engine at run
- * time.
+ * The build compiles this file several times. With WH_DIGEST_ENGINE=NAME, it defines one engine:
+ * XXH3 compiled for one instruction set. Without WH_DIGEST_ENGINE, it defines the functions of
+ * digest.h, which choose the engine at run time.
  */
 #include "range/digest.h"
 
@@ -15,10 +15,10 @@ typedef struct wh_digest_engine {
     size_t state_bytes;
     void (*begin)(void *state);
     void (*add)(void *state, const void *bytes, size_t size);
-    wh_digest (*end)(const void *state);
+    wherry_digest (*end)(const void *state);
 } wh_digest_engine;
 
-extern const wh_digest_engine wh_digest_plain;  /* any processor of this architecture */
+extern const wh_digest_engine wh_digest_plain;  /* runs on every processor */
 extern const wh_digest_engine wh_digest_avx2;   /* x86-64 only */
 extern const wh_digest_engine wh_digest_avx512; /* x86-64 only */
 
@@ -36,9 +36,9 @@ static void add(void *state, const void *bytes, size_t size) {
     XXH3_128bits_update(state, bytes, size);
 }
 
-static wh_digest end(const void *state) {
+static wherry_digest end(const void *state) {
     XXH128_canonical_t canonical;
-    wh_digest digest;
+    wherry_digest digest;
     XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state));
     memcpy(digest.bytes, canonical.digest, sizeof(digest.bytes));
     return digest;
@@ -53,10 +53,10 @@ const wh_digest_engine WH_DIGEST_ENGINE = {
 
 #else
 
-/** The alignment of an engine's state, which XXH3 requires. */
+/** XXH3 requires that its state is aligned to this many bytes. */
 enum { STATE_ALIGNMENT = 64 };
 
-/** The engine's state follows in the same block, at an aligned address. */
+/** The engine's state is in the same allocation, after this struct, at an aligned address. */
 struct wh_digester {
     const wh_digest_engine *engine;
     void *state;
@@ -80,8 +80,8 @@ wh_digester *wh_digester_create(void) {
     if (!digester) {
         return NULL;
     }
-    char *behind = (char *)(digester + 1);
-    *digester = (wh_digester){engine, behind + (STATE_ALIGNMENT - (uintptr_t)behind % STATE_ALIGNMENT)};
+    char *state = (char *)(digester + 1);
+    *digester = (wh_digester){engine, state + (STATE_ALIGNMENT - (uintptr_t)state % STATE_ALIGNMENT)};
     wh_digester_begin(digester);
     return digester;
 }
@@ -98,11 +98,11 @@ void wh_digester_add(wh_digester *digester, const void *bytes, size_t size) {
     digester->engine->add(digester->state, bytes, size);
 }
 
-wh_digest wh_digester_end(const wh_digester *digester) {
+wherry_digest wh_digester_end(const wh_digester *digester) {
     return digester->engine->end(digester->state);
 }
 
-wh_digest wh_digest_of(wh_digester *digester, const struct iovec *segments, size_t count) {
+wherry_digest wh_digest_of(wh_digester *digester, const struct iovec *segments, size_t count) {
     wh_digester_begin(digester);
     for (size_t i = 0; i < count; i++) {
         wh_digester_add(digester, segments[i].iov_base, segments[i].iov_len);

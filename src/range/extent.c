@@ -3,8 +3,8 @@
 #include <string.h>
 
 /**
- * Inserts a level in order. Two levels of equal stride cover the same bytes as one level with the
- * sum of their steps.
+ * Inserts a level so that the levels stay sorted. Two levels with the same stride become one level
+ * that covers the same bytes.
  */
 static void insert_level(wh_extent *extent, wherry_level level) {
     uint32_t at = extent->level_count;
@@ -42,8 +42,8 @@ bool wh_extent_of_view(const wh_view *view, wh_extent *extent) {
 }
 
 /**
- * Adds a level around the `kept` levels, of which outer[0] is the outermost. `span` is their span.
- * @return false if the level interleaves with them.
+ * Adds a level outside the `kept` levels. `*outer` points to the outermost kept level, and `span`
+ * is the span of all kept levels. @return false if the new level interleaves with the kept levels.
  */
 static bool wrap(wherry_level **outer, uint32_t *kept, wherry_level level, uint64_t span) {
     if (*kept) {
@@ -136,8 +136,9 @@ bool wh_extent_split(const wherry_extent *extent, uint64_t distance, uint64_t in
 }
 
 /**
- * The distance, from the extent's offset, of its first byte at or after `distance`. UINT64_MAX if
- * there is none.
+ * Finds the first byte of the extent that is at least `distance` bytes after the extent's offset.
+ * Ignores the levels before `level`.
+ * @return its distance from the offset, or UINT64_MAX if there is no such byte.
  */
 static uint64_t next_byte(const wherry_extent *extent, uint32_t level, uint64_t distance) {
     if (level == extent->level_count) {
@@ -179,8 +180,8 @@ static bool is_regular(const wherry_extent *extent, uint64_t innermost) {
 }
 
 /**
- * True if two extents are separate columns of one matrix: modulo the row length, their runs do not
- * overlap.
+ * True if two extents are separate columns of one matrix, so that they cannot overlap. Both have
+ * the same row length (innermost stride), and their runs do not overlap modulo the row length.
  */
 static bool are_apart(const wherry_extent *a, const wherry_extent *b) {
     if (a->level_count == 0 || b->level_count == 0) {

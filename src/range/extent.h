@@ -1,12 +1,12 @@
 /**
  * @file extent.h  Extents: runs of bytes, optionally repeated at strides.
  *
- * wherry_extent (wherry/expert.h) is the stored form. wh_extent is the working form, with room for
- * its levels.
+ * wherry_extent (wherry/expert.h) is the stored form, with a pointer to its levels. wh_extent
+ * contains its levels and is used while an extent is built.
  *
  * An extent is *normal* if its levels are sorted (largest stride first), each count is at least 2,
- * and each stride is at least the span of what it repeats. Then runs do not overlap, and their
- * order is that of their addresses.
+ * and each stride is at least the span of all levels inside it. Then runs do not overlap, and they
+ * are in the order of their addresses.
  */
 #ifndef WH_RANGE_EXTENT_H
 #define WH_RANGE_EXTENT_H
@@ -17,7 +17,7 @@
 #include <wherry/expert.h>
 #include <wherry/tensor.h>
 
-/** The working form of an extent. */
+/** An extent while it is built. The struct contains the levels. */
 typedef struct wh_extent {
     uint64_t offset;
     uint64_t length;
@@ -25,9 +25,9 @@ typedef struct wh_extent {
     wherry_level levels[WHERRY_NDIM_MAX];
 } wh_extent;
 
-/** A strided view of bytes. */
+/** The layout of a strided tensor in a storage. */
 typedef struct wh_view {
-    uint64_t offset; /**< In bytes. */
+    uint64_t offset; /**< Offset of the first element, in bytes. */
     uint32_t item;   /**< Bytes per element. */
     uint32_t ndim;
     const int64_t *shape;
@@ -35,51 +35,53 @@ typedef struct wh_view {
 } wh_view;
 
 /**
- * The bytes that a view covers. The levels are sorted, but the extent may not be normal yet.
- * Dimensions of size 1 or stride 0 are dropped. The caller has checked that nothing overflows.
+ * Computes the bytes that a view covers. The levels are sorted, but the extent may not be normal
+ * yet. Dimensions of size 1 or stride 0 are dropped. The caller must have checked that sizes and
+ * offsets do not overflow.
  * @return false if the view has no elements.
  */
 bool wh_extent_of_view(const wh_view *view, wh_extent *extent);
 
 /**
- * Merges runs that touch, overlap or are at most max_gap bytes apart, from the innermost level
- * outwards.
- * @return the number of outer levels, from levels[0] on, that interleave with the levels inside
- * them, so that the extent is not normal. Nearly always 0. Otherwise the caller repeats the inner
- * extent for each index of these levels.
+ * Brings an extent into normal form, if possible. Runs that touch, overlap or are at most max_gap
+ * bytes apart are merged, starting with the innermost level.
+ * @return 0 if the extent is now normal, which is nearly always the case. Otherwise a number N:
+ * level N - 1 interleaves with the levels inside it. The caller must then split the extent into one
+ * extent for each combination of indices of the first N levels.
  */
 uint32_t wh_extent_normalize(wh_extent *extent, uint64_t max_gap);
 
-/** Bytes from the first byte to the end of the last run. */
+/** Returns the distance in bytes from the first byte to the end of the last run. */
 uint64_t wh_extent_span(const wherry_extent *extent);
 
-/** Number of runs. */
+/** Returns the number of runs. */
 uint64_t wh_extent_runs(const wherry_extent *extent);
 
-/** Bytes of all runs. */
+/** Returns the number of bytes in all runs. */
 uint64_t wh_extent_bytes(const wherry_extent *extent);
 
-/** The offset of run number `run`. */
+/** Returns the offset of a run. `run` counts from 0. */
 uint64_t wh_extent_run(const wherry_extent *extent, uint64_t run);
 
-/** The stored form of an extent. It borrows the levels. */
+/** Returns the stored form of an extent. Its `levels` points into `extent`. */
 wherry_extent wh_extent_borrow(const wh_extent *extent);
 
 /**
- * Splits a distance from the offset of a normal extent into an index per level and the rest, the
- * offset within the run. If the distance is in a gap, the rest is at least the length.
- * @return false if an index is not below the count of its level.
+ * Finds the run that contains the byte `distance` bytes after the offset of a normal extent. Writes
+ * one index per level to `indices`, and the offset within the run to *rest_p.
+ * @return false if an index is too large for its level. If the byte is in a gap or after the last
+ * run, the result can still be true. *rest_p is then at least the length of a run.
  */
 bool wh_extent_split(const wherry_extent *extent, uint64_t distance, uint64_t indices[WHERRY_NDIM_MAX],
                      uint64_t *rest_p);
 
-/** True if a run of a normal extent has a byte in [begin, end). */
+/** True if a normal extent has at least one byte in [begin, end). */
 bool wh_extent_touches(const wherry_extent *extent, uint64_t begin, uint64_t end);
 
 /**
  * True if two normal extents have a byte in common.
- * @param work  budget: the number of runs that may still be compared. Counted down; the answer is
- *              false when it is spent.
+ * @param work  the number of runs that may still be compared. The function counts it down, and
+ *              returns false when it reaches 0.
  */
 bool wh_extents_cross(const wherry_extent *a, const wherry_extent *b, int64_t *work);
 

@@ -7,8 +7,8 @@
 #include "base/checked.h"
 
 enum {
-    EXPAND_MAX = 65536,      /* Maximum number of runs that crossing extents are expanded into. */
-    CROSSING_WORK = 1 << 22, /* Budget for finding out which extents cross. */
+    EXPAND_MAX = 65536,      /* Maximum number of runs from split extents. */
+    CROSSING_WORK = 1 << 22, /* Maximum number of comparisons of extents. */
 };
 
 static bool append(wh_region *region, const wherry_extent *extent) {
@@ -30,8 +30,8 @@ static bool append(wh_region *region, const wherry_extent *extent) {
 }
 
 /**
- * Adds an extent whose first `outer` levels interleave with the rest: one extent for each index of
- * these levels.
+ * Adds an extent whose first `outer` levels interleave with the other levels. It becomes several
+ * extents: one for each combination of indices of the first `outer` levels.
  */
 static bool append_each(wh_region *region, const wh_extent *extent, uint32_t outer) {
     wherry_extent inner = wh_extent_borrow(extent);
@@ -48,7 +48,7 @@ static bool append_each(wh_region *region, const wh_extent *extent, uint32_t out
     return true;
 }
 
-/** True if expanding the first `outer` levels would give too many extents. */
+/** True if splitting the first `outer` levels would make more than EXPAND_MAX extents. */
 static bool is_tangled(const wh_extent *extent, uint32_t outer) {
     uint64_t runs = 1;
     for (uint32_t i = 0; i < outer && runs <= EXPAND_MAX; i++) {
@@ -94,7 +94,10 @@ static int compare_offsets(const wherry_extent *a, const wherry_extent *b) {
     return a->length < b->length ? -1 : a->length > b->length;
 }
 
-/** Contiguous extents first, then extents with equal levels next to each other, each by offset. */
+/**
+ * Sorts contiguous extents first, then strided extents grouped by their levels. Each group is
+ * sorted by offset.
+ */
 static int by_levels(const void *one, const void *other) {
     const wherry_extent *a = one;
     const wherry_extent *b = other;
@@ -102,7 +105,7 @@ static int by_levels(const void *one, const void *other) {
     return order ? order : compare_offsets(a, b);
 }
 
-/** The order in the space. */
+/** Sorts extents in the order that they have in the space. */
 static int by_offset(const void *one, const void *other) {
     const wherry_extent *a = one;
     const wherry_extent *b = other;
@@ -123,7 +126,7 @@ static void drop(wherry_extent *extent) {
     wh_free((void *)extent->levels);
 }
 
-/** Converts the stored form to the working form. */
+/** Copies an extent together with its levels. */
 static void load(const wherry_extent *extent, wh_extent *work) {
     work->offset = extent->offset;
     work->length = extent->length;
@@ -134,8 +137,8 @@ static void load(const wherry_extent *extent, wh_extent *work) {
 }
 
 /**
- * True if the extent stays normal with runs of `length` bytes. Longer runs may reach into the next
- * repetition.
+ * True if the extent can still be brought into normal form after its runs have grown to `length`
+ * bytes. Longer runs can overlap the next repetition.
  */
 static bool stays_normal(const wherry_extent *extent, uint64_t length, uint64_t max_gap) {
     if (extent->level_count == 0 || length == extent->length) {
@@ -148,8 +151,8 @@ static bool stays_normal(const wherry_extent *extent, uint64_t length, uint64_t 
 }
 
 /**
- * Merges neighbours that have equal levels. @return true if a strided one grew, so that it may have
- * a simpler form.
+ * Merges neighbours that have equal levels.
+ * @return true if a strided extent grew. Such an extent may have a simpler form.
  */
 static bool merge_neighbours(wh_region *region, uint64_t max_gap) {
     bool grew = false;
@@ -171,7 +174,7 @@ static bool merge_neighbours(wh_region *region, uint64_t max_gap) {
     return grew;
 }
 
-/** Brings each extent back to normal form after some have grown. */
+/** Brings all extents back to normal form after some of them grew. */
 static bool normalize_all(wh_region *region, uint64_t max_gap) {
     wh_region again = {0};
     for (size_t i = 0; i < region->count; i++) {
@@ -199,7 +202,10 @@ static bool merge(wh_region *region, uint64_t max_gap) {
     return true;
 }
 
-/** Marks the extents that cross another one. @return the number of runs in the marked extents. */
+/**
+ * Marks extents that cross another extent. Stops after CROSSING_WORK comparisons. @return the
+ * number of runs in the marked extents. At most EXPAND_MAX + 1 runs are counted per extent.
+ */
 static uint64_t mark_crossing(const wh_region *region, bool *marks) {
     int64_t work = CROSSING_WORK;
     uint64_t runs = 0;
@@ -219,8 +225,9 @@ static uint64_t mark_crossing(const wh_region *region, bool *marks) {
 }
 
 /**
- * Replaces the marked extents by single runs and merges those. *expanded_p is false if they are too
- * many; then nothing changes.
+ * Splits extents that cross each other into single runs, and merges the runs. If no extents cross,
+ * or if there would be more than EXPAND_MAX runs, nothing changes and *expanded_p is false.
+ * @return false if out of memory.
  */
 static bool expand_crossing(wh_region *region, uint64_t max_gap, bool *expanded_p) {
     bool *marks = wh_alloc_zeroed(region->count, sizeof(*marks));
@@ -248,7 +255,8 @@ static bool expand_crossing(wh_region *region, uint64_t max_gap, bool *expanded_
 }
 
 /**
- * Drops strided extents inside a contiguous one. The contiguous extents are sorted and come first.
+ * Removes strided extents that are inside a contiguous extent. The contiguous extents must be
+ * sorted and come first.
  */
 static void drop_contained(wh_region *region) {
     size_t flat = 0;
@@ -279,8 +287,8 @@ static void drop_contained(wh_region *region) {
 }
 
 /**
- * Extents that still cross may have more bytes in total than the whole range from first to last.
- * Then that range replaces them.
+ * If the extents have more bytes in total than the range from the first byte to the last, replaces
+ * them with this range. This can happen if some extents still cross.
  */
 static void flatten_excess(wh_region *region) {
     uint64_t begin = UINT64_MAX;

@@ -4,8 +4,8 @@
 #include "base/checked.h"
 
 /**
- * The size of the largest element. A chunk border moves back by less than this so that it cuts no
- * element.
+ * The size of the largest element in bytes. A chunk border moves back by less than this, so that it
+ * does not split an element.
  */
 enum { ELEMENT_MAX = 16 };
 
@@ -35,12 +35,12 @@ bool wh_space_add_extent(wh_space *space, const wherry_extent *extent) {
     return true;
 }
 
-/** Appends the extents of one part to the space. */
+/** Assigns positions to the extents of one part, starting at the current length of the space. */
 static void lay_part(wh_space *space, const bool *second, bool which, size_t *next) {
     for (size_t storage = 0; storage < space->storage_count; storage++) {
         size_t first = space->firsts[storage];
-        size_t behind = storage + 1 < space->storage_count ? space->firsts[storage + 1] : space->extent_count;
-        for (size_t i = first; i < behind && second[storage] == which; i++) {
+        size_t end = storage + 1 < space->storage_count ? space->firsts[storage + 1] : space->extent_count;
+        for (size_t i = first; i < end && second[storage] == which; i++) {
             space->order[(*next)++] = i;
             space->begins[i] = space->bytes;
             space->bytes += wh_extent_bytes(space->extents + i);
@@ -92,8 +92,8 @@ void wh_space_destroy(wh_space *space) {
 
 const wherry_extent *wh_space_extents(const wh_space *space, size_t storage, size_t *count_p) {
     size_t first = space->firsts[storage];
-    size_t behind = storage + 1 < space->storage_count ? space->firsts[storage + 1] : space->extent_count;
-    *count_p = behind - first;
+    size_t end = storage + 1 < space->storage_count ? space->firsts[storage + 1] : space->extent_count;
+    *count_p = end - first;
     return *count_p ? space->extents + first : NULL;
 }
 
@@ -101,12 +101,12 @@ uint64_t wh_space_chunk_count(const wh_space *space) {
     return space->first_chunks + chunks_in(space, space->bytes - space->first_bytes);
 }
 
-/** The extent with a given ordinal in position order. */
+/** Returns the index of the extent that is number `ordinal` when sorted by position. */
 static size_t extent_at(const wh_space *space, size_t ordinal) {
     return space->order ? space->order[ordinal] : ordinal;
 }
 
-/** The ordinal, in position order, of the extent that contains a position. There is one. */
+/** Finds the extent that contains a position of the space. @return its ordinal. */
 static size_t ordinal_of(const wh_space *space, uint64_t position) {
     size_t low = 0;
     for (size_t count = space->extent_count; count > 1;) {
@@ -149,10 +149,10 @@ uint64_t wh_space_chunk_of(const wh_space *space, uint64_t position) {
     return position >= wh_space_chunk_begin(space, chunk + 1) ? chunk + 1 : chunk;
 }
 
-/** Visits bytes [begin, end) of the runs of an extent, laid end to end. */
+/** Visits bytes [begin, end) of an extent. The bytes are counted without the gaps between runs. */
 static int visit_extent(const wherry_extent *extent, size_t storage, uint64_t begin, uint64_t end, wh_piece_fn visit,
                         void *context) {
-    if (!extent->level_count) { /* nearly all extents */
+    if (!extent->level_count) { /* true for nearly all extents */
         return begin < end ? visit(context, &(wh_piece){storage, extent->offset + begin, end - begin, 1, 0}) : 0;
     }
     uint64_t length = extent->length;
@@ -215,13 +215,13 @@ int wh_space_visit(const wh_space *space, uint64_t begin, uint64_t end, wh_piece
 }
 
 /*
- * Locating: from bytes of a storage to positions of the space.
+ * Locating: translating byte offsets of a storage to positions in the space.
  *
- * In a contiguous extent, a position is the byte offset plus a constant. In a strided extent the
- * gaps are missing from the space, so a step of m strides becomes m times the bytes inside one
- * stride. This is exact as long as no index carries into the next level, which is checked. A copy
- * that does not fit one extent is split along its outermost level, and each part is tried again. If
- * a single run does not fit, it is not covered.
+ * In a contiguous extent, a position is the byte offset plus a constant. The space does not contain
+ * the gaps of a strided extent, so a step of m strides becomes m times the bytes in one repetition.
+ * This is exact as long as no index overflows into the next level; `measure` checks this. A copy
+ * that is not inside one extent is split along its outermost level, and each part is tried again.
+ * If a single run is not inside one extent, the result is WH_LOCATE_UNCOVERED.
  */
 
 typedef struct search {
@@ -233,7 +233,7 @@ typedef struct search {
     void *context;
 } search;
 
-/** Per level: the bytes of the space that one step of this level covers. */
+/** Computes, for each level, the distance in the space between two repetitions. */
 static void pitches(const wherry_extent *extent, uint64_t pitch[WHERRY_NDIM_MAX]) {
     uint64_t bytes = extent->length;
     for (uint32_t i = extent->level_count; i-- > 0;) {
@@ -243,8 +243,9 @@ static void pitches(const wherry_extent *extent, uint64_t pitch[WHERRY_NDIM_MAX]
 }
 
 /**
- * Converts a distance in an extent to a distance in the space. *rest_p grows by the part that is
- * within a run.
+ * Converts a distance in an extent to a distance in the space. Splits the distance into one index
+ * per level and an offset within a run. Adds `repeats` times each index to `reach`, and `repeats`
+ * times the offset to *rest_p. @return false if the result is beyond the extent.
  */
 static bool measure(const wherry_extent *extent, const uint64_t pitch[], uint64_t distance, uint64_t repeats,
                     uint64_t reach[], uint64_t *rest_p, uint64_t *position_p) {
@@ -263,9 +264,9 @@ static bool measure(const wherry_extent *extent, const uint64_t pitch[], uint64_
     return wh_add_product(rest, repeats, rest_p);
 }
 
-/** Translates the copy if one extent covers all of it. */
+/** Translates the copy if one extent covers it completely. */
 static bool locate_within(const wherry_extent *extent, uint64_t begin, const wh_copy *copy, wh_copy_work *result) {
-    if (!extent->level_count && !copy->level_count) { /* nearly always */
+    if (!extent->level_count && !copy->level_count) { /* true in nearly all calls */
         uint64_t into = copy->from - extent->offset;
         result->from = begin + into;
         result->to = copy->to;
@@ -295,7 +296,7 @@ static bool locate_within(const wherry_extent *extent, uint64_t begin, const wh_
     return rest + copy->length <= extent->length;
 }
 
-/** The number of extents of the storage that begin at or before an offset. */
+/** Returns the number of extents of the storage that begin at or before an offset. */
 static size_t extents_before(const search *s, uint64_t offset) {
     size_t low = 0;
     size_t high = s->count;
@@ -310,14 +311,14 @@ static size_t extents_before(const search *s, uint64_t offset) {
     return low;
 }
 
-/** Takes units off the budget. @return false if it is spent. */
+/** Subtracts `units` from the work budget. @return false if less than that was left. */
 static bool spend(const search *s, uint64_t units) {
     bool enough = *s->work >= units;
     *s->work = enough ? *s->work - units : 0;
     return enough;
 }
 
-/** Tries the extents that may cover the copy, nearest first. */
+/** Finds one extent that covers the whole copy. Tries the nearest extent first. */
 static bool locate_whole(const search *s, const wh_copy *copy, wh_copy_work *result) {
     for (size_t i = extents_before(s, copy->from); i-- > 0;) {
         const wherry_extent *extent = s->space->extents + s->first + i;

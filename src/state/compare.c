@@ -10,7 +10,7 @@
 #include "state/tensor.h"
 #include "state/value.h"
 
-/** A storage of one tree and the storage at the same paths of the other tree. */
+/** A storage of the first tree, and the storage that the same tensors have in the other tree. */
 typedef struct pairing {
     const wherry_storage *one;
     const wherry_storage *other;
@@ -18,6 +18,8 @@ typedef struct pairing {
 
 typedef struct comparison {
     unsigned flags;
+    bool layout; /**< Only layouts: see wh_layout_compare. */
+    int64_t ranks[2];
     wherry_error *error;
     pairing *pairs;
     size_t count;
@@ -50,7 +52,10 @@ static bool has_other(const void *owner, size_t element, const void *key) {
     return ((const comparison *)owner)->pairs[element].other == key;
 }
 
-/** Sets *same_p to whether the two storages correspond to each other in all tensors seen so far. */
+/**
+ * Sets *same_p to true if the two storages have the same size and, in all tensors seen so far, each
+ * was paired only with the other.
+ */
 static wherry_status pair(comparison *c, const wherry_storage *one, const wherry_storage *other, bool *same_p) {
     uint64_t one_hash = wh_hash_pointer(one);
     uint64_t other_hash = wh_hash_pointer(other);
@@ -118,7 +123,7 @@ static wherry_status compare_tensors(comparison *c, const wh_trail *trail, const
     wherry_device b_device = wherry_storage_device(b->storage);
     if (a->dtype != b->dtype || a->flags != b->flags || a->ndim != b->ndim || a->offset != b->offset ||
         !same_numbers(a->shape, b->shape, a->ndim) || !same_numbers(a->strides, b->strides, a->ndim) ||
-        a_device.kind != b_device.kind || a_device.index != b_device.index) {
+        a_device.kind != b_device.kind || (!c->layout && a_device.index != b_device.index)) {
         return differ(c, trail, one, other, "the tensors differ");
     }
     bool same = true;
@@ -156,14 +161,25 @@ static wherry_status compare_dtensors(comparison *c, const wh_trail *trail, cons
     const wherry_dtensor *b = other->as.dtensor;
     if (a->dtype != b->dtype || a->flags != b->flags || a->ndim != b->ndim ||
         !same_numbers(a->shape, b->shape, a->ndim) || !same_numbers(a->strides, b->strides, a->ndim) ||
-        !wh_mesh_equal(a->mesh, b->mesh) || !wh_placements_equal(a, b)) {
+        (!c->layout && !wh_mesh_equal(a->mesh, b->mesh)) || !wh_placements_equal(a, b)) {
         return differ(c, trail, one, other, "the DTensors differ");
+    }
+    bool same = true;
+    if (c->layout) {
+        WH_TRY(wh_boxes_equal(one, c->ranks[0], other, c->ranks[1], &same, c->error));
+    }
+    if (!same) {
+        return differ(c, trail, one, other, "the local tensors are different boxes of the global tensor");
     }
     return compare_tensors(c, trail, a->local, b->local);
 }
 
 static bool same_place(const wherry_shard_place *a, const wherry_shard_place *b) {
     return a->rank == b->rank && a->device.kind == b->device.kind && a->device.index == b->device.index;
+}
+
+static bool same_box(const wherry_shard_info *a, const wherry_shard_info *b, uint32_t ndim) {
+    return same_numbers(a->offsets, b->offsets, ndim) && same_numbers(a->sizes, b->sizes, ndim);
 }
 
 static bool same_info(const wherry_shard_info *a, const wherry_shard_info *b, uint32_t ndim) {
@@ -191,12 +207,14 @@ static wherry_status compare_shardeds(comparison *c, const wh_trail *trail, cons
     bool same = a->dtype == b->dtype && a->requires_grad == b->requires_grad && a->pin_memory == b->pin_memory &&
                 a->format == b->format && a->ndim == b->ndim && same_numbers(a->shape, b->shape, a->ndim) &&
                 a->shard_count == b->shard_count && a->global_count == b->global_count &&
-                same_sharding(&a->sharding, &b->sharding, a->ndim);
+                (c->layout || same_sharding(&a->sharding, &b->sharding, a->ndim));
     for (uint32_t i = 0; same && i < a->global_count; i++) {
-        same = same_info(a->global + i, b->global + i, a->ndim);
+        same = c->layout ? same_box(a->global + i, b->global + i, a->ndim)
+                         : same_info(a->global + i, b->global + i, a->ndim);
     }
     for (uint32_t i = 0; same && i < a->shard_count; i++) {
-        same = same_info(&a->shards[i].info, &b->shards[i].info, a->ndim);
+        same = c->layout ? same_box(&a->shards[i].info, &b->shards[i].info, a->ndim)
+                         : same_info(&a->shards[i].info, &b->shards[i].info, a->ndim);
     }
     if (!same) {
         return differ(c, trail, one, other, "the ShardedTensors differ");
@@ -229,6 +247,9 @@ static wherry_status compare_children(comparison *c, const wh_trail *above, cons
 }
 
 static wherry_status compare(comparison *c, const wh_trail *above, const wherry_value *one, const wherry_value *other) {
+    if (c->layout && wh_value_is_scalar(one) && wh_value_is_scalar(other)) {
+        return WHERRY_OK;
+    }
     if (one->kind != other->kind) {
         return differ(c, above, one, other, "the kinds differ");
     }
@@ -253,15 +274,26 @@ static wherry_status compare(comparison *c, const wh_trail *above, const wherry_
     }
 }
 
+static wherry_status run(comparison *c, const wherry_value *one, const wherry_value *other) {
+    wherry_status status = compare(c, NULL, one, other);
+    wh_free(c->pairs);
+    wh_index_destroy(&c->by_one);
+    wh_index_destroy(&c->by_other);
+    return status;
+}
+
 wherry_status wherry_value_compare(const wherry_value *one, const wherry_value *other, unsigned flags,
                                    wherry_error *error) {
     if (!one || !other || flags & ~(WHERRY_COMPARE_NO_CONTENT | WHERRY_COMPARE_NO_SHARING)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a comparison needs two values and known flags");
     }
     comparison c = {.flags = flags, .error = error};
-    wherry_status status = compare(&c, NULL, one, other);
-    wh_free(c.pairs);
-    wh_index_destroy(&c.by_one);
-    wh_index_destroy(&c.by_other);
-    return status;
+    return run(&c, one, other);
+}
+
+wherry_status wh_layout_compare(const wherry_value *one, int64_t one_rank, const wherry_value *other,
+                                int64_t other_rank, wherry_error *error) {
+    comparison c = {
+        .flags = WHERRY_COMPARE_NO_CONTENT, .layout = true, .ranks = {one_rank, other_rank}, .error = error};
+    return run(&c, one, other);
 }

@@ -10,21 +10,22 @@
 #include "state/path.h"
 #include "state/tensor.h"
 
-/** Longer strings and byte strings are truncated. */
+/** The maximum number of bytes to show of a string, a byte string or a big integer. */
 enum { TEXT_SHOWN = 60 };
 
 typedef struct dump {
     FILE *out;
     wh_string line;
-    const wherry_storage **storages; /**< In the order in which they were seen. */
+    /** The storages in the order in which the walk has met them. */
+    const wherry_storage **storages;
     size_t count;
     size_t capacity;
-    wh_index index; /**< Finds a storage's number. */
+    wh_index index; /**< Finds the number of a storage. */
 } dump;
 
 /**
- * Appends a name from a state. It is quoted if it is not printable: it may come from an untrusted
- * file.
+ * Appends a name from a state. A name may come from an untrusted file, so it is quoted if it is not
+ * printable.
  */
 static void append_name(wh_string *text, const char *name) {
     size_t size = strlen(name);
@@ -159,7 +160,7 @@ static bool is_storage(const void *owner, size_t element, const void *key) {
     return ((const dump *)owner)->storages[element] == key;
 }
 
-/** Appends the storage numbers of a leaf. Tensors over one storage show the same number. */
+/** Appends the storage numbers of a leaf. Tensors that share a storage show the same number. */
 static void append_storages(dump *d, const wherry_value *leaf) {
     size_t count = leaf->kind >= WHERRY_KIND_TENSOR ? wh_value_tensor_count(leaf) : 0;
     for (size_t i = 0; i < count; i++) {

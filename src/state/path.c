@@ -17,8 +17,8 @@
 /* Paths as text */
 
 /**
- * True if a byte is part of a control character of ASCII or Latin-1 (as UTF-8), which a terminal
- * would obey.
+ * True if the byte at `at` is part of a control character: U+0000 to U+001F or U+007F to U+009F,
+ * encoded as UTF-8. A terminal would interpret such characters.
  */
 static bool is_control(const char *bytes, size_t size, size_t at) {
     unsigned char byte = (unsigned char)bytes[at];
@@ -144,7 +144,7 @@ void wh_trail_append(wh_string *text, const wh_trail *trail) {
     }
 }
 
-/** Adds a path to an error that was filled before, and frees the text. */
+/** Adds a path to an error record that is already filled, and frees the text. */
 static void fail_at_path(wherry_error *error, wh_string *text) {
     if (text->bytes && !text->failed) {
         wh_fail_path(error, text->bytes);
@@ -161,8 +161,8 @@ void wh_fail_trail(wherry_error *error, const wh_trail *trail) {
 }
 
 /**
- * Finds the step from the parent of a value to the value. @return false if there is none: below an
- * object, and for a local tensor.
+ * Finds the step from the parent of a value to the value. @return false if there is no step. This
+ * is the case if the parent is an object, or if the value is a local tensor or a key.
  */
 static bool step_to(const wherry_value *value, wherry_step *step_p) {
     size_t count = value->parent->kind == WHERRY_KIND_OBJECT ? 0 : wh_child_count(value->parent);
@@ -174,7 +174,7 @@ static bool step_to(const wherry_value *value, wherry_step *step_p) {
     return false;
 }
 
-/** Appends the path of a value. @return true if it has no steps. */
+/** Appends the path of a value. @return true if the path has no steps. */
 static bool append_above(wh_string *text, const wherry_value *value) {
     if (!value->parent) {
         return true;
@@ -204,8 +204,8 @@ void wh_fail_value(wherry_error *error, const wherry_value *value) {
 
 wherry_status wherry_path_create(const wherry_step *steps, size_t count, wherry_path **path_p, wherry_error *error) {
     if ((count && !steps) || !path_p || count > WHERRY_PATH_STEPS_MAX) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "steps must not be NULL, and a path has at most %d steps",
-                       WHERRY_PATH_STEPS_MAX);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "steps and path_p must not be NULL, and a path has at most %d steps", WHERRY_PATH_STEPS_MAX);
     }
     wherry_path *path = wh_alloc(sizeof(*path) + count * sizeof(*steps));
     if (!path) {
@@ -306,8 +306,10 @@ size_t wh_child_count(const wherry_value *value) {
 }
 
 /**
- * How many children to prefetch ahead: far enough to arrive in time, near enough to still be
- * cached.
+ * How many children ahead to prefetch. The distance is large enough for the data to arrive in time,
+ * and small enough for the data to stay in the cache until it is used. AHEAD is for the child
+ * itself. HALFWAY is for the storage of a tensor, whose address is known only when the child has
+ * arrived.
  */
 enum { AHEAD = 16, HALFWAY = 8 };
 
@@ -369,14 +371,10 @@ static bool take(parser *p, char c) {
     return is;
 }
 
-static int hex_digit(char c) {
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
-/** Takes an escape; p->at is behind the backslash. @return the byte that it stands for, or -1. */
+/**
+ * Reads an escape sequence; p->at is after the backslash. @return the byte that it stands for, or
+ * -1 if it is invalid.
+ */
 static int take_escape(parser *p) {
     char c = p->at < p->size ? p->text[p->at++] : '\0';
     switch (c) {
@@ -391,8 +389,8 @@ static int take_escape(parser *p) {
         return '\t';
     case 'x':
         if (p->size - p->at >= 2) {
-            int high = hex_digit(p->text[p->at]);
-            int low = hex_digit(p->text[p->at + 1]);
+            int high = wh_hex_digit(p->text[p->at]);
+            int low = wh_hex_digit(p->text[p->at + 1]);
             p->at += 2;
             return high < 0 || low < 0 ? -1 : high * 16 + low;
         }
@@ -402,7 +400,7 @@ static int take_escape(parser *p) {
     }
 }
 
-/** Takes a quoted text; p->at is at the first quotation mark. */
+/** Reads a quoted text; p->at is at the first quotation mark. */
 static wherry_status take_quoted(parser *p, wh_string *content) {
     size_t begin = p->at;
     if (!take(p, '"')) {
@@ -413,7 +411,7 @@ static wherry_status take_quoted(parser *p, wh_string *content) {
         if (c == '\\') {
             int byte = take_escape(p);
             if (byte < 0) {
-                return refuse(p, begin, "unknown escape in the quoted text");
+                return refuse(p, begin, "invalid escape in the quoted text");
             }
             c = (char)byte;
         }
@@ -481,11 +479,11 @@ static wherry_status parse_bracket(parser *p) {
     return p->at == begin ? refuse(p, begin, "missing number or quoted text") : add_step(p, NULL, index);
 }
 
-/** Reads a float. The whole word must be used. */
+/** Reads a float. @return false unless the whole word is a float. */
 static bool read_float(const char *word, double *number_p) {
     if (strncmp(word, "nan:", 4) == 0) {
         char *end;
-        uint64_t bits = strlen(word) == 20 && hex_digit(word[4]) >= 0 ? strtoull(word + 4, &end, 16) : 0;
+        uint64_t bits = strlen(word) == 20 && wh_hex_digit(word[4]) >= 0 ? strtoull(word + 4, &end, 16) : 0;
         *number_p = wh_bits_double(bits);
         return bits && !*end && *number_p != *number_p;
     }
@@ -496,7 +494,7 @@ static bool read_float(const char *word, double *number_p) {
     return strpbrk(word, ".e") && wh_double_parse(word, number_p);
 }
 
-/** Reads an integer: decimal, or hexadecimal of any size. */
+/** Reads an integer: decimal if it fits in int64_t, or hexadecimal of any size. */
 static wherry_status read_integer(const parser *p, size_t at, const char *word, wherry_value **key_p) {
     bool negative = *word == '-';
     const char *digits = word + negative;
@@ -506,7 +504,7 @@ static wherry_status read_integer(const parser *p, size_t at, const char *word, 
         errno = 0;
         long long number = strtoll(word, &end, 10);
         bool fine = *digits >= '0' && *digits <= '9' && !*end && !errno;
-        return fine ? wherry_int_create(number, key_p, p->error) : refuse(p, at, "unknown key");
+        return fine ? wherry_int_create(number, key_p, p->error) : refuse(p, at, "invalid key");
     }
     digits += 2;
     size -= 2;
@@ -516,12 +514,12 @@ static wherry_status read_integer(const parser *p, size_t at, const char *word, 
     }
     bool fine = size > 0;
     for (size_t i = 0; i < size && fine; i++) {
-        int digit = hex_digit(digits[size - 1 - i]);
+        int digit = wh_hex_digit(digits[size - 1 - i]);
         fine = digit >= 0;
         magnitude[size / 2 - i / 2] |= (uint8_t)((unsigned)digit << (i % 2 * 4));
     }
     wherry_status status = fine ? wherry_bigint_create(negative, magnitude, size / 2 + 1, key_p, p->error)
-                                : refuse(p, at, "invalid hexadecimal digit");
+                                : refuse(p, at, "missing or invalid hexadecimal digit");
     wh_free(magnitude);
     return status;
 }
@@ -532,7 +530,7 @@ static wherry_status read_complex(const parser *p, size_t at, char *word, wherry
     double real;
     double imaginary;
     if (size < 4 || word[size - 1] != ')' || !comma) {
-        return refuse(p, at, "unknown key");
+        return refuse(p, at, "invalid key");
     }
     word[size - 1] = '\0';
     *comma = '\0';
@@ -578,7 +576,7 @@ static wherry_status parse_brace(parser *p) {
         if (!word) {
             return wh_fail_memory(p->error, "a path");
         }
-        status = memchr(word, 0, p->at - begin) ? refuse(p, begin, "unknown key") : read_word(p, begin, word, &key);
+        status = memchr(word, 0, p->at - begin) ? refuse(p, begin, "invalid key") : read_word(p, begin, word, &key);
         wh_free(word);
     }
     return status == WHERRY_OK ? add_step(p, key, 0) : status;
@@ -620,7 +618,7 @@ wherry_status wherry_path_parse(const char *text, size_t size, wherry_path **pat
 
 /* Flatten and unflatten */
 
-/** A leaf. Its path has path.count steps, from steps[first] on. */
+/** A leaf. Its path has path.count steps, which start at steps[first] of the wherry_flat. */
 typedef struct leaf {
     const wherry_value *value;
     wherry_path path;
@@ -632,7 +630,8 @@ struct wherry_flat {
     leaf *leaves;
     size_t count;
     size_t capacity;
-    wherry_step *steps; /**< Of all leaves, end to end. The keys belong to the tree. */
+    /** The steps of all leaves, one leaf after the other. The keys belong to the tree. */
+    wherry_step *steps;
     size_t step_count;
     size_t step_capacity;
 };
@@ -650,9 +649,9 @@ static bool add_leaf(wherry_flat *flat, const wherry_value *value, const wh_trai
         return false;
     }
     flat->step_count += added->path.count;
-    size_t behind = flat->step_count;
+    size_t end = flat->step_count;
     for (const wh_trail *at = trail; at; at = at->above) {
-        flat->steps[--behind] = at->step;
+        flat->steps[--end] = at->step;
     }
     flat->count++;
     return true;
@@ -714,7 +713,7 @@ const wherry_value *wherry_flat_leaf(const wherry_flat *flat, size_t index) {
     return index < flat->count ? flat->leaves[index].value : NULL;
 }
 
-/** Replaces the none leaves of a tree by the given leaves, in order. */
+/** Replaces each NONE leaf of a tree by the next of the given leaves. */
 static void plant(wherry_value **slot, wherry_value *parent, wherry_value *const **next) {
     wherry_value *value = *slot;
     if (value->kind == WHERRY_KIND_OBJECT) {
@@ -736,7 +735,7 @@ static wherry_status none_for_leaf(const wherry_value *before, wherry_value **co
     return wherry_none_create(copy_p, error);
 }
 
-/** The number of containers and objects of the flat state around a leaf. */
+/** The number of containers and objects that surround a leaf in the flat state. */
 static uint32_t depth_of(const wherry_flat *flat, size_t index) {
     uint32_t depth = 0;
     for (const wherry_value *at = flat->leaves[index].value; at != flat->state; at = at->parent) {
@@ -746,8 +745,8 @@ static uint32_t depth_of(const wherry_flat *flat, size_t index) {
 }
 
 /**
- * True if the leaves are different values, none belongs to a container, and none makes the tree too
- * deep.
+ * True if the leaves are different values, none is NULL, none has an owner, and none makes the tree
+ * too deep.
  */
 static bool leaves_are_fit(const wherry_flat *flat, wherry_value *const *leaves) {
     size_t seen = 0;
@@ -767,13 +766,18 @@ static bool leaves_are_fit(const wherry_flat *flat, wherry_value *const *leaves)
 
 wherry_status wherry_unflatten(const wherry_flat *flat, wherry_value *const *leaves, size_t count,
                                wherry_value **state_p, wherry_error *error) {
-    if (!flat || !leaves || !state_p || count != flat->count) {
+    if (!flat || !leaves || !state_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "flat, leaves and state_p must not be NULL");
+    }
+    if (count != flat->count) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "%zu leaves given, but the flat state has %zu", count,
-                       flat ? flat->count : 0);
+                       flat->count);
     }
     if (!leaves_are_fit(flat, leaves)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "each leaf must be a different value that belongs to no container and does not nest too deep");
+        return wh_fail(
+            error, WHERRY_INVALID_ARGUMENT,
+            "no leaf may be NULL, occur twice, belong to a container, or make the state deeper than %d levels",
+            WHERRY_DEPTH_MAX);
     }
     wherry_value *state;
     WH_TRY(wh_value_rebuild(flat->state, none_for_leaf, &state, error));

@@ -1,11 +1,11 @@
 /*
- * Preparing a state: which storages it has, and which of their bytes its tensors cover.
+ * Preparing a state: finding its storages, and the bytes that its tensors cover in them.
  *
  * 1. Storages are unique and numbered in the order in which the walk first meets them.
  * 2. `tensor_storages` has one entry per tensor, in the order of the walk.
  * 3. While `solid` is true, the space already has one extent per storage. The first tensor that is
- *    not contiguous, or that shares a storage, makes it false. Then wh_preparing_end covers all
- *    storages again.
+ *    empty, is not contiguous or shares a storage makes `solid` false. wh_preparing_end then
+ *    computes the extents of all storages again.
  */
 #include "state/prepare.h"
 
@@ -31,7 +31,7 @@ void wherry_prepare_options_init(wherry_prepare_options *options) {
     };
 }
 
-/** What identifies a storage: its memory or, if it has none, its handle. */
+/** The address of the memory of a storage or, if it has no memory, of the wherry_storage itself. */
 static const void *identity(const wherry_storage *storage) {
     const void *data = wherry_storage_data(storage);
     return data ? data : storage;
@@ -46,7 +46,7 @@ static bool is_storage(const void *owner, size_t element, const void *key) {
            a.kind == b.kind && a.index == b.index;
 }
 
-/** Adds to the index the storages that are not in it yet. */
+/** Adds all storages to the index that are not in it yet. */
 static bool index_all(wh_preparing *g) {
     const wherry_prepared *prepared = g->prepared;
     bool ok = wh_index_reserve(&g->storages, prepared->storage_count);
@@ -58,14 +58,14 @@ static bool index_all(wh_preparing *g) {
 }
 
 /**
- * Finds the number of a storage, and adds the storage if it is new. Memory behind all storages so
- * far is certainly new, so nothing is looked up while addresses ascend.
+ * Finds the number of a storage, and adds the storage if it is new. Memory at a higher address than
+ * all storages so far is certainly new. So no lookup is needed while addresses ascend.
  */
 static bool gather_storage(wh_preparing *g, wherry_storage *storage, size_t *at_p) {
     uintptr_t data = (uintptr_t)wherry_storage_data(storage);
-    bool behind = data && data >= g->top;
+    bool is_above = data && data >= g->top;
     size_t at = WH_INDEX_NONE;
-    if (!behind) {
+    if (!is_above) {
         if (!index_all(g)) {
             return false;
         }
@@ -83,7 +83,9 @@ static bool gather_storage(wh_preparing *g, wherry_storage *storage, size_t *at_
     return true;
 }
 
-/** True if a view is one run of bytes without repetition. *bytes_p is its length. */
+/**
+ * True if a view has elements and they are one contiguous run, whose length is stored in *bytes_p.
+ */
 static bool is_contiguous(const wh_view *view, uint64_t *bytes_p) {
     uint64_t count = 1;
     for (uint32_t d = view->ndim; d-- > 0;) {
@@ -97,8 +99,8 @@ static bool is_contiguous(const wh_view *view, uint64_t *bytes_p) {
 }
 
 /**
- * Covers the last storage if its only tensor is contiguous. Otherwise *solid_p is false and nothing
- * is added.
+ * Adds the extent of the last storage, which has only this tensor. If the tensor is empty or not
+ * contiguous, or the space would become too long, adds nothing and sets *solid_p to false.
  * @return false if out of memory.
  */
 static bool cover_solid(wherry_prepared *prepared, const wherry_tensor *tensor, bool *solid_p) {
@@ -141,7 +143,7 @@ static bool gather_mesh(wh_preparing *g, wherry_mesh *mesh) {
 
 bool wh_preparing_leaf(void *preparing, wherry_value *leaf) {
     wh_preparing *g = preparing;
-    if (leaf->kind == WHERRY_KIND_TENSOR) { /* nearly all leaves */
+    if (leaf->kind == WHERRY_KIND_TENSOR) { /* true for nearly all leaves */
         g->failed = g->failed || !gather_tensor(g, leaf);
         return !g->failed;
     }
@@ -170,7 +172,7 @@ static wherry_status lay_out(wh_space *space, wh_region *region, wherry_error *e
     return WHERRY_OK;
 }
 
-/** Covers the views of each storage. */
+/** Adds, for each storage, the extents that its tensors cover. */
 static wherry_status cover(const wh_preparing *g, const wh_grouping *groups, uint64_t max_gap, wherry_error *error) {
     wh_space *space = &g->prepared->space;
     wh_region region = {0};
@@ -203,8 +205,8 @@ static wherry_status cover_anew(const wh_preparing *g, uint64_t max_gap, wherry_
 }
 
 /**
- * An estimate of the number of tensors: the children of the state and, if those are few, their
- * children.
+ * Estimates the number of tensors: counts the children of the state and, if there are few children,
+ * also their children.
  */
 static size_t count_about(const wherry_value *state) {
     enum { FEW = 64, MANY = 1 << 16 };
@@ -219,7 +221,8 @@ static size_t count_about(const wherry_value *state) {
 }
 
 /**
- * Reserves room in all tables, so that they need not grow often. @return false if out of memory.
+ * Reserves room in the tables of tensors, storages and extents, so that they rarely have to grow.
+ * @return false if out of memory.
  */
 static bool reserve(wh_preparing *g, size_t tensors) {
     wherry_prepared *prepared = g->prepared;
@@ -238,7 +241,7 @@ wherry_status wh_preparing_begin(wh_preparing *preparing, const wherry_value *st
         return wh_fail(
             error, WHERRY_INVALID_ARGUMENT,
             "initialize the options with wherry_prepare_options_init; chunk_bytes must be a power of two from 4 KiB to "
-            "1 GiB, and a rank is -1 or more");
+            "1 GiB, and rank must be at least -1");
     }
     *preparing =
         (wh_preparing){.prepared = wh_prepared_new(chosen.chunk_bytes, chosen.rank), .max_gap = chosen.max_gap};
@@ -248,12 +251,12 @@ wherry_status wh_preparing_begin(wh_preparing *preparing, const wherry_value *st
     preparing->expected = count_about(state);
     preparing->failed = !reserve(preparing, preparing->expected);
     preparing->prepared->state = state;
-    /* so far: each storage is covered when its tensor is added, and most states stay solid */
+    /* most states stay solid, so each tensor also adds the extent of its storage */
     preparing->prepared->solid = true;
     return WHERRY_OK;
 }
 
-/** The checks and steps that need all leaves. */
+/** Does the checks that need all leaves, and computes the extents. */
 static wherry_status finish(const wh_preparing *g, wherry_error *error) {
     wherry_prepared *prepared = g->prepared;
     if (g->failed) {
@@ -277,8 +280,8 @@ wherry_status wh_preparing_end(wh_preparing *preparing, wherry_prepared **prepar
         wherry_prepared_destroy(prepared);
         return status;
     }
-    wh_log(WHERRY_LOG_DEBUG, "prepared %zu tensors over %zu storages: %llu bytes in %llu chunks",
-           prepared->tensor_count, prepared->storage_count, (unsigned long long)prepared->space.bytes,
+    wh_log(WHERRY_LOG_DEBUG, "prepared %zu tensors in %zu storages: %llu bytes in %llu chunks", prepared->tensor_count,
+           prepared->storage_count, (unsigned long long)prepared->space.bytes,
            (unsigned long long)wh_space_chunk_count(&prepared->space));
     *prepared_p = prepared;
     return WHERRY_OK;
@@ -295,7 +298,7 @@ wherry_status wherry_prepare(const wherry_value *state, const wherry_prepare_opt
     return wh_preparing_end(&preparing, prepared_p, error);
 }
 
-/* The prepared state, filled by wh_preparing or by the decoder */
+/* The prepared state, which wh_preparing or the decoder fills */
 
 enum { CHUNK_BYTES_MIN = 1 << 12, CHUNK_BYTES_MAX = 1 << 30 };
 
@@ -334,7 +337,7 @@ void wherry_prepared_destroy(wherry_prepared *prepared) {
     wh_free(prepared);
 }
 
-/** Sums stop at the maximum instead of wrapping around. */
+/** Adds a number to a sum. The sum stops at its maximum instead of wrapping around. */
 static void add_saturating(uint64_t *sum, uint64_t number) {
     if (__builtin_add_overflow(*sum, number, sum)) {
         *sum = UINT64_MAX;
@@ -460,7 +463,7 @@ int wherry_prepared_visit_chunk(const wherry_prepared *prepared, uint64_t chunk,
     return wh_space_visit(&prepared->space, begin, begin + length, visit_piece, &v);
 }
 
-/** The first piece of a chunk, and whether there are more. */
+/** The first piece of a chunk. `count` is 2 if the chunk has several pieces. */
 typedef struct first_piece {
     wh_piece piece;
     size_t count;
@@ -473,7 +476,7 @@ static int note_first(void *context, const wh_piece *piece) {
     return first->count > 1;
 }
 
-/** True if a chunk is one contiguous run: *run_p. */
+/** True if a chunk is one contiguous run, which is then stored in *run_p. */
 static bool chunk_run(const wherry_prepared *prepared, uint64_t chunk, wh_piece *run_p) {
     first_piece first = {.count = 0};
     uint64_t begin;

@@ -3,7 +3,7 @@
  *
  * A depth-first walk over the tree, in the order of entries and items, meets the tensors in the
  * order of `tensor_storages` and the DTensors in the order of `dtensor_meshes`. The encoder, the
- * decoder and the plan rely on it.
+ * decoder and the plan rely on this order.
  */
 #ifndef WH_STATE_PREPARE_H
 #define WH_STATE_PREPARE_H
@@ -13,9 +13,9 @@
 #include "range/space.h"
 #include "state/tensor.h"
 
-/** A copy of the fields of a storage. */
+/** Copies of some fields of a storage. */
 typedef struct wh_storage_fields {
-    void *memory; /**< NULL: none. */
+    void *memory; /**< NULL if the storage has no memory. */
     uint64_t nbytes;
     wherry_device device;
 } wh_storage_fields;
@@ -23,18 +23,25 @@ typedef struct wh_storage_fields {
 struct wherry_prepared {
     const wherry_value *state;
     bool owns_state;
-    /** The tensors are views of a target, so the tables below do not describe them. */
+    /** True if the tensors are views of a target. The tables below then do not describe them. */
     bool adopted;
     int64_t rank;
-    bool owns_storages;        /**< Otherwise the borrowed state keeps them alive. */
-    wherry_storage **storages; /**< Unique. */
+    /**
+     * True if this struct holds references to the storages. Otherwise the borrowed state keeps them
+     * alive.
+     */
+    bool owns_storages;
+    wherry_storage **storages; /**< The unique storages. */
     size_t storage_count;
     size_t storage_capacity;
-    /** Per storage. In one array, because each storage is a cache miss. */
+    /**
+     * The fields of each storage, copied into one array, because access to a storage itself is a
+     * cache miss.
+     */
     wh_storage_fields *storage_fields;
     size_t field_capacity;
-    wh_storage_traits traits; /**< Of the storages. */
-    wherry_mesh **meshes;     /**< Unique, each with a reference. */
+    wh_storage_traits traits; /**< Common properties of the storages. */
+    wherry_mesh **meshes;     /**< The unique meshes, each with a reference. */
     size_t mesh_count;
     size_t mesh_capacity;
     uint32_t *tensor_storages; /**< Per tensor: the number of its storage. */
@@ -46,28 +53,36 @@ struct wherry_prepared {
     uint64_t storage_bytes;
     uint64_t view_bytes;
     /**
-     * By wherry_prepare: each storage has one tensor, and that is contiguous. So each byte of the
-     * space is one of its bytes.
+     * True if each storage has exactly one tensor, and that tensor is contiguous and has elements.
+     * Then every byte of the space belongs to a tensor. Always false for a decoded manifest.
      */
     bool solid;
     wh_space space;
 };
 
-/** A state that is being prepared leaf by leaf, so that another walk over it can prepare it too. */
+/**
+ * A state that is being prepared leaf by leaf. A walk that has another purpose, such as encoding,
+ * can prepare the state at the same time.
+ */
 typedef struct wh_preparing {
-    wherry_prepared *prepared; /**< Its tables have the leaves so far. */
+    /** The result. Its tables contain the leaves that were added so far. */
+    wherry_prepared *prepared;
     uint64_t max_gap;
-    size_t expected;   /**< Estimated number of tensors. */
-    bool failed;       /**< Out of memory. */
-    wh_index storages; /**< Finds a storage's number, among the first `indexed`. */
+    size_t expected; /**< Estimated number of tensors. */
+    bool failed;     /**< True if an allocation has failed. */
+    /** Finds the number of a storage. It contains the first `indexed` storages. */
+    wh_index storages;
     size_t indexed;
-    uintptr_t top;                 /**< The end of the highest memory so far. */
-    wh_index meshes;               /**< Finds a mesh's number. */
-    const wherry_tensor **tensors; /**< In the order of the walk. */
+    uintptr_t top;                 /**< The end address of the highest storage so far. */
+    wh_index meshes;               /**< Finds the number of a mesh. */
+    const wherry_tensor **tensors; /**< All tensors, in the order of the walk. */
     size_t capacity;
 } wh_preparing;
 
-/** Errors as wherry_prepare. On failure, do not call wh_preparing_end. */
+/**
+ * Starts to prepare a state. Same errors as wherry_prepare. On failure, do not call
+ * wh_preparing_end.
+ */
 wherry_status wh_preparing_begin(wh_preparing *preparing, const wherry_value *state,
                                  const wherry_prepare_options *options, wherry_error *error);
 
@@ -77,25 +92,31 @@ wherry_status wh_preparing_begin(wh_preparing *preparing, const wherry_value *st
  */
 bool wh_preparing_leaf(void *preparing, wherry_value *leaf);
 
-/** Finishes after all leaves, or after a failed one. Errors as wherry_prepare. */
+/** Ends the preparation, after all leaves or after a failed leaf. Same errors as wherry_prepare. */
 wherry_status wh_preparing_end(wh_preparing *preparing, wherry_prepared **prepared_p, wherry_error *error);
 
-/** An empty prepared state; NULL if out of memory. */
+/** Creates an empty prepared state. @return NULL if out of memory. */
 wherry_prepared *wh_prepared_new(uint32_t chunk_bytes, int64_t rank);
 
 /** True if a number is a valid chunk size. */
 bool wh_chunk_bytes_valid(uint64_t chunk_bytes);
 
-/** Adds a storage without taking a reference. @return false if out of memory. */
+/**
+ * Adds a storage without taking a reference. @return false if out of memory, or if there are
+ * already UINT32_MAX storages.
+ */
 bool wh_prepared_take_storage(wherry_prepared *prepared, wherry_storage *storage);
 
 /**
- * Divides the space into host and device memory, after all storages and extents were added. @return
- * false if out of memory.
+ * Divides the space into host memory and device memory. Call it after all storages and extents were
+ * added. @return false if out of memory.
  */
 bool wh_prepared_divide(wherry_prepared *prepared);
 
-/** True if a chunk has only bytes of device memory; otherwise it has only bytes of host memory. */
+/**
+ * True if the bytes of a chunk are in device memory; false if they are in host memory. No chunk has
+ * both.
+ */
 static inline bool wh_prepared_chunk_on_device(const wherry_prepared *prepared, uint64_t chunk) {
     return prepared->space.order && chunk >= prepared->space.first_chunks;
 }
@@ -106,30 +127,34 @@ bool wh_prepared_add_mesh(wherry_prepared *prepared, wherry_mesh *mesh);
 /** True if mesh number `number` equals `mesh`. For a wh_index over the meshes. */
 bool wh_prepared_has_mesh(const void *prepared, size_t number, const void *mesh);
 
-/** Adds the next tensor, which is over storage number `storage`. @return false if out of memory. */
+/** Adds the next tensor, a view of storage number `storage`. @return false if out of memory. */
 bool wh_prepared_add_tensor(wherry_prepared *prepared, const wherry_tensor *tensor, size_t storage);
 
-/** Adds the next DTensor, which is over mesh number `mesh`. @return false if out of memory. */
+/** Adds the next DTensor, which uses mesh number `mesh`. @return false if out of memory. */
 bool wh_prepared_add_dtensor(wherry_prepared *prepared, size_t mesh);
 
 /**
- * Tells whether a chunk continues the chunk before it: both are one contiguous run of the same
- * storage, and this one begins where that one ends. Never for device memory, because those chunks
- * are staged one by one. It follows from the manifest alone, so the source and all receivers agree.
- * @return the length of the chunk if it does; otherwise 0.
+ * Tells whether a chunk continues the chunk before it. This is the case if each of the two chunks
+ * is one contiguous run, both runs are in the same storage, and the second begins where the first
+ * ends. A chunk in device memory never continues another, because such chunks are staged one by
+ * one. The manifest alone determines the result, so the source and all receivers agree.
+ * @return the length of the chunk if it continues the one before it; otherwise 0.
  */
 uint64_t wh_prepared_chunk_continues(const wherry_prepared *prepared, uint64_t chunk);
 
 /**
- * The tensors by storage: those of storage s have numbers order[starts[s]] to order[starts[s + 1] -
- * 1].
+ * The numbers of the tensors, grouped by storage: the tensors of storage s are order[starts[s]] to
+ * order[starts[s + 1] - 1].
  */
 typedef struct wh_grouping {
-    size_t *starts; /**< One more than there are storages. */
+    size_t *starts; /**< Has one entry more than there are storages. */
     size_t *order;
 } wh_grouping;
 
-/** @return false if out of memory. Call wh_grouping_destroy in either case. */
+/**
+ * Groups the tensors by storage. @return false if out of memory. Call wh_grouping_destroy in either
+ * case.
+ */
 bool wh_grouping_init(wh_grouping *groups, const wherry_prepared *prepared);
 
 void wh_grouping_destroy(wh_grouping *groups);

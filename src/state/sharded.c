@@ -15,7 +15,7 @@
 
 /* Meshes */
 
-/** The arrays and names follow in the same block. */
+/** A mesh. Its arrays and names follow it in the same block of memory. */
 struct wherry_mesh {
     atomic_size_t references;
     wherry_mesh_info info;
@@ -50,7 +50,7 @@ static wherry_status check_mesh(const wherry_mesh_info *info, uint64_t *count_p,
     for (uint32_t d = 0; d < info->ndim && info->dim_names; d++) {
         const char *name = info->dim_names[d];
         if (!name || !wh_utf8_valid(name, strlen(name))) {
-            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the name of mesh dimension %u is not UTF-8", d);
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the name of mesh dimension %u is NULL or not UTF-8", d);
         }
         *names_p += sizeof(char *) + strlen(name) + 1;
     }
@@ -183,9 +183,9 @@ static wherry_status check_dtensor(const wherry_dtensor *dtensor, wherry_error *
     }
     const wherry_tensor *local = wherry_tensor_get(dtensor->local);
     if (!local || dtensor->local->parent || local->ndim != dtensor->ndim || local->dtype != dtensor->dtype) {
-        return wh_fail(
-            error, WHERRY_INVALID_ARGUMENT,
-            "the local tensor of a DTensor must have its dtype and number of dimensions, and belong to no container");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the local tensor must have the dtype and the number of dimensions of its DTensor, and must "
+                       "not belong to a container");
     }
     if (dtensor->flags & ~(uint32_t)WHERRY_TENSOR_REQUIRES_GRAD) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "unknown flags 0x%x in a DTensor", dtensor->flags);
@@ -201,7 +201,10 @@ static wherry_status check_dtensor(const wherry_dtensor *dtensor, wherry_error *
     return WHERRY_OK;
 }
 
-/** Copies the placements to `to`, followed by their texts. Fields that do not apply become 0. */
+/**
+ * Copies the placements to `to`, followed by their texts. Fields that a kind of placement does not
+ * use become 0.
+ */
 static void copy_placements(wherry_placement *to, const wherry_placement *from, uint32_t count) {
     char *text = (char *)(to + count);
     for (uint32_t i = 0; i < count; i++) {
@@ -272,7 +275,8 @@ static wherry_status check_info(const wherry_shard_info *info, uint32_t ndim, co
         memcpy(box.sizes, info->sizes, ndim * sizeof(*box.sizes));
     }
     if (!fine || !wh_box_within(&box, shape)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "%s %u is outside the global tensor, or has no place", what,
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "%s %u is outside the global tensor, has no offsets or sizes, or has a rank below -1", what,
                        number);
     }
     return WHERRY_OK;
@@ -286,7 +290,7 @@ static wherry_status check_shard(const wherry_sharded *sharded, uint32_t number,
         (tensor->ndim && memcmp(tensor->shape, shard->info.sizes, tensor->ndim * sizeof(*tensor->shape)) != 0)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "local shard %u must be a tensor with the dtype of the ShardedTensor and the shape of its box, "
-                       "and belong to no container",
+                       "and must not belong to a container",
                        number);
     }
     return WHERRY_OK;
@@ -312,7 +316,8 @@ static wherry_status check_sharding(const wherry_sharded *sharded, wherry_error 
     case WHERRY_SHARDING_CHUNK:
         for (uint32_t i = 0; i < sharding->count; i++) {
             if (!sharding->places || sharding->places[i].rank < -1) {
-                return wh_fail(error, WHERRY_INVALID_ARGUMENT, "place %u of the sharding has no rank", i);
+                return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                               "place %u of the sharding is missing, or its rank is below -1", i);
             }
         }
         return WHERRY_OK;
@@ -355,7 +360,7 @@ static wherry_status check_sharded(const wherry_sharded *sharded, wherry_error *
     return check_sharding(sharded, error);
 }
 
-/** Copies an info. Its numbers go to *numbers, which is advanced. */
+/** Copies the info of a shard. Stores its numbers at *numbers, and advances *numbers past them. */
 static wherry_shard_info copy_info(const wherry_shard_info *from, uint32_t ndim, int64_t **numbers) {
     wherry_shard_info info = {*numbers, *numbers + ndim, from->place};
     if (ndim) {
@@ -374,7 +379,9 @@ static const wherry_shard_info *copy_infos(wherry_shard_info *to, const wherry_s
     return to;
 }
 
-/** Fills the block of a ShardedTensor: structs first, then places, then all numbers. */
+/**
+ * Fills the memory block of a ShardedTensor: first the structs, then the places, then all numbers.
+ */
 static void fill_sharded(wherry_value *value, const wherry_sharded *from, uint32_t places, uint32_t boxes) {
     wherry_sharded *kept = (wherry_sharded *)(value + 1);
     wherry_shard *shards = (wherry_shard *)(kept + 1);
@@ -439,18 +446,21 @@ void wh_sharded_clear(wherry_sharded *sharded) {
     }
 }
 
-/* Parts: which boxes of its global tensor a local tensor is */
+/* Parts: finds the boxes of the global tensor that a local tensor consists of */
 
-/** If a local tensor has more boxes, its boxes count as unknown. */
+/** The maximum number of boxes of a local tensor. If it has more, its boxes count as unknown. */
 enum { BOXES_MAX = 65536 };
 
-/** Global indices begin to begin + size - 1 of one dimension. */
+/** A range of global indices in one dimension: begin to begin + size - 1. */
 typedef struct interval {
     int64_t begin;
     int64_t size;
 } interval;
 
-/** What a rank has of one dimension: intervals in the order of the local tensor. */
+/**
+ * The part of one dimension that a rank has: intervals of global indices, in the order of the local
+ * tensor.
+ */
 typedef struct axis {
     interval *intervals;
     size_t count;
@@ -480,14 +490,17 @@ static int64_t axis_size(const axis *of) {
     return size;
 }
 
-/** Appends elements begin to end - 1 of one axis, counted along it, to another axis. */
+/**
+ * Appends elements begin to end - 1 of the axis `from` to the axis `to`. The elements of `from` are
+ * counted from 0.
+ */
 static bool axis_slice(const axis *from, int64_t begin, int64_t end, axis *to) {
     int64_t at = 0;
     for (size_t i = 0; i < from->count && at < end; i++) {
         int64_t size = from->intervals[i].size;
         int64_t first = begin > at ? begin - at : 0;
-        int64_t behind = end - at < size ? end - at : size;
-        if (first < behind && !axis_append(to, from->intervals[i].begin + first, behind - first)) {
+        int64_t slice_end = end - at < size ? end - at : size;
+        if (first < slice_end && !axis_append(to, from->intervals[i].begin + first, slice_end - first)) {
             return false;
         }
         at += size;
@@ -496,9 +509,10 @@ static bool axis_slice(const axis *from, int64_t begin, int64_t end, axis *to) {
 }
 
 /**
- * Reduces an axis to the share of one of `ways` ranks. The axis is cut into ways * factor equal
- * pieces (the last ones may be smaller or empty), which are dealt out in turn. A plain shard has
- * factor 1.
+ * Reduces an axis to the share of one rank. There are `ways` ranks, and this one has number `mine`.
+ * The axis is cut into ways * factor equal pieces, of which the last ones may be smaller or empty.
+ * The ranks get the pieces in turn: the first rank gets the first piece, and so on. A plain shard
+ * has factor 1.
  */
 static wh_parts axis_deal(axis *of, int64_t ways, int64_t mine, int64_t factor) {
     int64_t size = axis_size(of);
@@ -525,7 +539,7 @@ static wh_parts axis_deal(axis *of, int64_t ways, int64_t mine, int64_t factor) 
     return WH_PARTS_KNOWN;
 }
 
-/** Computes what a rank has of each dimension. */
+/** Computes the part of each dimension that a rank has. */
 static wh_parts axes_of(const wherry_dtensor *dtensor, int64_t rank, axis *axes) {
     const wherry_mesh_info *mesh = wherry_mesh_get(dtensor->mesh);
     int64_t coordinate[WHERRY_NDIM_MAX];
@@ -589,7 +603,7 @@ static wh_parts visit_dtensor(const wherry_dtensor *dtensor, int64_t rank, wh_pa
     return parts;
 }
 
-/** Visits one box that is the whole local tensor. */
+/** Visits the whole local tensor as one box. Does nothing if the tensor has no elements. */
 static wh_parts visit_one(uint32_t ndim, const int64_t *offsets, const int64_t *sizes, wh_part_fn visit,
                           void *context) {
     wh_part part = {.global.ndim = ndim, .local.ndim = ndim};
@@ -614,4 +628,42 @@ wh_parts wh_value_visit_parts(const wherry_value *value, size_t index, int64_t r
         return visit_one(sharded->ndim, info->offsets, info->sizes, visit, context);
     }
     return visit_dtensor(wherry_dtensor_get(value), rank, visit, context);
+}
+
+/* ---- comparing boxes ---- */
+
+typedef struct box_list {
+    wh_part *parts;
+    size_t count;
+    size_t capacity;
+} box_list;
+
+static int add_part(void *context, const wh_part *part) {
+    box_list *list = context;
+    if (!WH_GROW(list->parts, list->capacity, list->count)) {
+        return 1;
+    }
+    list->parts[list->count++] = *part;
+    return 0;
+}
+
+wherry_status wh_boxes_equal(const wherry_value *source, int64_t source_rank, const wherry_value *target,
+                             int64_t target_rank, bool *same_p, wherry_error *error) {
+    box_list from = {0};
+    box_list to = {0};
+    wh_parts source_parts = wh_value_visit_parts(source, 0, source_rank, add_part, &from);
+    wh_parts target_parts = wh_value_visit_parts(target, 0, target_rank, add_part, &to);
+    bool memory = source_parts == WH_PARTS_STOPPED || source_parts == WH_PARTS_NO_MEMORY ||
+                  target_parts == WH_PARTS_STOPPED || target_parts == WH_PARTS_NO_MEMORY;
+    *same_p = true;
+    if (source_parts == WH_PARTS_KNOWN && target_parts == WH_PARTS_KNOWN) {
+        *same_p = from.count == to.count;
+        for (size_t i = 0; i < from.count && *same_p; i++) {
+            *same_p = wh_box_equal(&from.parts[i].global, &to.parts[i].global) &&
+                      wh_box_equal(&from.parts[i].local, &to.parts[i].local);
+        }
+    }
+    wh_free(from.parts);
+    wh_free(to.parts);
+    return memory ? wh_fail_memory(error, "the boxes of a DTensor") : WHERRY_OK;
 }

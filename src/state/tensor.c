@@ -123,10 +123,11 @@ struct wherry_storage {
     void *data;
     uint64_t nbytes;
     wherry_device device;
-    const wh_memory_ops *memory; /**< NULL if the caller owns the memory. */
+    /** The operations of the memory that the library allocated; NULL if it allocated none. */
+    const wh_memory_ops *memory;
     wherry_release_fn release;
     void *context;
-    uint32_t pool_offset; /**< For wh_pool_free. */
+    uint32_t pool_offset; /**< Passed to wh_pool_free. */
 };
 
 static wherry_status check_size(uint64_t nbytes, wherry_error *error) {
@@ -248,7 +249,7 @@ void wh_storage_traits_add(wh_storage_traits *traits, const wherry_storage *stor
     traits->largest = storage->nbytes > traits->largest ? storage->nbytes : traits->largest;
 }
 
-/** The number of storages to sample, and their minimum size. */
+/** The maximum number of storages to sample, and the minimum size of a sampled storage in bytes. */
 enum { PAGE_SAMPLES = 16, PAGE_SAMPLE_BYTES = 4 << 20 };
 
 static bool is_worth_a_look(const wherry_storage *storage) {
@@ -316,8 +317,8 @@ static wherry_status check_numbers(const wherry_tensor *tensor, wherry_error *er
     }
     if (tensor->ndim > WHERRY_NDIM_MAX || (tensor->ndim > 0 && !tensor->shape)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "a tensor needs a shape of at most %d dimensions; this one has %u", WHERRY_NDIM_MAX,
-                       tensor->ndim);
+                       "the shape of the tensor is NULL, or has too many dimensions: %u; the maximum is %d",
+                       tensor->ndim, WHERRY_NDIM_MAX);
     }
     if (tensor->offset < 0) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the offset %lld is negative", (long long)tensor->offset);
@@ -414,7 +415,8 @@ wherry_status wherry_tensor_cast(const wherry_tensor *tensor, wherry_dtype dtype
     }
     uint64_t nbytes = wherry_storage_nbytes(tensor->storage);
     if (nbytes % info->bytes) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a storage of %llu bytes is not a whole number of %s",
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the storage has %llu bytes, which is not a multiple of the size of %s",
                        (unsigned long long)nbytes, info->name);
     }
     int64_t count = (int64_t)(nbytes / info->bytes);
@@ -466,11 +468,9 @@ bool wh_visit_tensor_leaves(const wherry_value *state, wh_leaf_visit_fn visit, v
 
 /* The digest of a tensor */
 
-_Static_assert(WHERRY_DIGEST_BYTES == (int)WH_DIGEST_BYTES, "one kind of digest");
-
 /**
- * Finds the innermost dimensions that form one contiguous run. @return the number of dimensions
- * outside the run.
+ * Finds the innermost dimensions that form one contiguous run. *run_p is the length of the run in
+ * bytes. @return the number of the other, outer dimensions.
  */
 static uint32_t find_run(const wherry_tensor *tensor, uint64_t *run_p) {
     uint64_t elements = 1;
@@ -484,8 +484,8 @@ static uint32_t find_run(const wherry_tensor *tensor, uint64_t *run_p) {
 }
 
 /**
- * Advances to the next index of the outer dimensions and updates its offset *at. @return false
- * after the last one.
+ * Advances to the next run: updates the index of the outer dimensions and the offset *at, which is
+ * in elements. @return false after the last run.
  */
 static bool next_run(const wherry_tensor *tensor, uint32_t outer, int64_t *index, int64_t *at) {
     for (uint32_t i = outer; i-- > 0;) {
@@ -526,8 +526,8 @@ wherry_status wherry_tensor_digest(const wherry_value *value, wherry_digest *dig
         wh_digester_add(digester, data + at * wherry_dtype_describe(tensor->dtype)->bytes, run);
         more = next_run(tensor, outer, index, &at);
     }
-    wh_digest digest = wh_digester_end(digester);
-    memcpy(digest_p->bytes, digest.bytes, sizeof(digest_p->bytes));
+    wherry_digest digest = wh_digester_end(digester);
+    *digest_p = digest;
     wh_digester_destroy(digester);
     return WHERRY_OK;
 }

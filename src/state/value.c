@@ -1,7 +1,7 @@
 /*
  * Values: scalars, containers, objects and copies of trees.
  *
- * 1. A value has at most one owner. `parent` is NULL if the caller owns it.
+ * 1. A value has exactly one owner. `parent` is NULL if the caller owns it.
  * 2. A tree has no cycles and is at most WHERRY_DEPTH_MAX deep. `height` is kept up to date on
  *    every adoption.
  * 3. A dict with more than INDEX_FROM entries has an index of all its keys. A smaller one is
@@ -98,7 +98,7 @@ static wherry_status deliver(wherry_value *value, wherry_value **value_p, wherry
 
 /* Scalars */
 
-/** Creates a value of the kind, height and content of `content`. */
+/** Creates a value with the kind, height and content of the value `content`. */
 static wherry_status create(wherry_value content, wherry_value **value_p, wherry_error *error) {
     wherry_value *value = wh_value_new(NULL, (wherry_kind)content.kind, 0);
     if (value) {
@@ -128,7 +128,7 @@ wherry_status wherry_complex_create(double real, double imaginary, wherry_value 
     return create((wherry_value){.kind = WHERRY_KIND_COMPLEX, .as.numbers = {real, imaginary}}, value_p, error);
 }
 
-/** A value with a copy of bytes and a terminating zero. */
+/** Creates a value with a copy of the bytes, followed by a final zero. */
 static wherry_value *new_text(wh_pool *pool, wherry_kind kind, const void *bytes, size_t size) {
     wherry_value *value = size < SIZE_MAX ? wh_value_new(pool, kind, size + 1) : NULL;
     if (value) {
@@ -427,7 +427,7 @@ static size_t find(const wh_dict *dict, const wherry_value *key, uint64_t hash) 
     return WH_INDEX_NONE;
 }
 
-/** Indexes all keys, once the dict has become too large for a linear search. */
+/** Adds all keys to the index. Called when the dict is too large for a linear search. */
 static bool build_index(wh_dict *dict) {
     if (!wh_index_reserve(&dict->index, 2 * dict->count)) {
         return false;
@@ -477,7 +477,8 @@ wherry_status wherry_dict_set(wherry_value *dict, wherry_value *key, wherry_valu
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the value is not a dict");
     }
     if (!key || !wh_value_is_scalar(key) || key == item) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the key must be a scalar, and another value than the item");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the key must be a scalar, and must not be the same value as the item");
     }
     WH_TRY(wh_value_check_adopt(dict, key, error));
     WH_TRY(wh_value_check_adopt(dict, item, error));
@@ -538,7 +539,7 @@ static wherry_status rebuild_object(const wherry_value *value, wh_leaf_fn leaf, 
     return status;
 }
 
-/** Rebuilds the child at an index of `value` and adds it to `copy`. */
+/** Rebuilds the child of `value` at an index and adds it to `copy`. */
 static wherry_status rebuild_child(const wherry_value *value, size_t index, wh_leaf_fn leaf, wherry_value *copy,
                                    wherry_error *error) {
     wherry_step step;

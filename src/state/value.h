@@ -1,4 +1,4 @@
-/** @file value.h  What a value is made of. */
+/** @file value.h  The fields of a value, and private functions for values. */
 #ifndef WH_STATE_VALUE_H
 #define WH_STATE_VALUE_H
 
@@ -10,9 +10,9 @@
 
 /** The content of a STRING, BYTES or BIGINT. */
 typedef struct wh_text {
-    char *bytes; /**< With a terminating zero. */
+    char *bytes; /**< The content, followed by a final zero. */
     size_t size;
-    bool negative; /**< Of a BIGINT, whose bytes are its magnitude. */
+    bool negative; /**< The sign of a BIGINT. Its bytes are its magnitude. */
 } wh_text;
 
 typedef struct wh_sequence {
@@ -30,7 +30,7 @@ typedef struct wh_dict {
     wh_entry *entries;
     size_t count;
     size_t capacity;
-    wh_index index; /**< Of the keys; empty in a small dict. */
+    wh_index index; /**< The index of the keys. It is empty in a small dict. */
 } wh_dict;
 
 typedef struct wh_object {
@@ -38,11 +38,12 @@ typedef struct wh_object {
     wherry_value *payload;
 } wh_object;
 
-/** Texts, structs and shapes follow the value in the same block. */
+/** A value. Its texts, structs and shapes follow it in the same block of memory. */
 struct wherry_value {
-    uint8_t kind;         /**< A wherry_kind. */
-    uint16_t height;      /**< Nesting depth of the containers from here down: 0 for a leaf. */
-    uint32_t pool_offset; /**< For wh_pool_free. */
+    uint8_t kind; /**< A wherry_kind. */
+    /** Levels of nested containers and objects, including this value; 0 if it is neither. */
+    uint16_t height;
+    uint32_t pool_offset; /**< Passed to wh_pool_free. */
     wherry_value *parent; /**< The owner; NULL if the caller owns it. */
     union {
         bool boolean;
@@ -58,10 +59,13 @@ struct wherry_value {
     } as;
 };
 
-/** A value followed by `extra` bytes, at value + 1. NULL if out of memory. pool may be NULL. */
+/**
+ * Creates a value followed by `extra` bytes, which start at value + 1. pool may be NULL. @return
+ * NULL if out of memory.
+ */
 wherry_value *wh_value_new(wh_pool *pool, wherry_kind kind, size_t extra);
 
-/** wherry_string_create from a pool. */
+/** Like wherry_string_create, but allocates the value from a pool. */
 wherry_status wh_string_build(wh_pool *pool, const char *text, size_t size, wherry_value **value_p,
                               wherry_error *error);
 
@@ -74,41 +78,46 @@ bool wh_scalar_equal(const wherry_value *one, const wherry_value *other);
 uint64_t wh_scalar_hash(const wherry_value *value);
 
 /**
- * Checks that a container may adopt an item: it has no owner, is no ancestor, and does not nest too
- * deep.
+ * Checks that a container may adopt an item: the item has no owner, is not an ancestor of the
+ * container, and does not make the tree too deep.
  */
 wherry_status wh_value_check_adopt(const wherry_value *container, const wherry_value *item, wherry_error *error);
 
 /**
- * Marks a value without an owner, to find values that occur twice in a list. The caller resets its
- * parent afterwards.
- * @return false if it has an owner or is marked.
+ * Marks a value that has no owner, to find values that occur twice in a list. The caller must reset
+ * `parent` to NULL afterwards.
+ * @return false if the value has an owner or is already marked.
  */
 bool wh_value_claim(wherry_value *value);
 
 /**
- * Makes container, which may be NULL, the owner of item. wh_value_check_adopt was called before.
+ * Makes container the owner of item. container may be NULL. The caller has checked the conditions
+ * of wh_value_check_adopt.
  */
 void wh_value_adopt(wherry_value *container, wherry_value *item);
 
-/** Follows objects down to the first value that is not an object. */
+/** Follows payloads of objects down to the first value that is not an object. */
 const wherry_value *wh_value_inside(const wherry_value *value);
 
 /** Reserves room for `count` entries in total. @return false if out of memory. */
 bool wh_dict_reserve(wh_dict *dict, size_t count);
 
-/** True if a dict has a key. Pass *hash_p to wh_dict_add if nothing else is added in between. */
+/**
+ * True if a dict has a key. To add the key, pass *hash_p to wh_dict_add before any other entry is
+ * added.
+ */
 bool wh_dict_has(const wherry_value *dict, const wherry_value *key, uint64_t *hash_p);
 
 /** Adds an entry. The caller has checked that the key is new and that the dict may adopt both. */
 wherry_status wh_dict_add(wherry_value *dict, wherry_value *key, uint64_t hash, wherry_value *item,
                           wherry_error *error);
 
-/** Gives the leaf that replaces `leaf` in a copy. */
+/** Creates the leaf that replaces `leaf` in a copy. */
 typedef wherry_status (*wh_leaf_fn)(const wherry_value *leaf, wherry_value **copy_p, wherry_error *error);
 
 /**
- * Copies the containers, keys and objects of a tree, with new leaves. An empty container is a leaf.
+ * Copies the containers, keys and objects of a tree. `leaf` creates each leaf of the copy. An empty
+ * container counts as a leaf.
  */
 wherry_status wh_value_rebuild(const wherry_value *value, wh_leaf_fn leaf, wherry_value **copy_p, wherry_error *error);
 

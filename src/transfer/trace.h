@@ -1,6 +1,6 @@
 /**
- * @file trace.h  Telling a caller what is done when: wherry/checkpoint.h. Costs a test where nobody
- * asks.
+ * @file trace.h  Calls the trace callback of a receive (wherry/checkpoint.h). Without a callback,
+ * each function costs one comparison. Any thread may call them.
  */
 #ifndef WH_TRANSFER_TRACE_H
 #define WH_TRANSFER_TRACE_H
@@ -12,28 +12,26 @@
 #include "base/clock.h"
 
 typedef struct wh_trace {
-    wherry_trace_fn tell; /**< NULL: nobody is told. */
-    void *context;
-    int32_t peer;
-    const char *lane; /**< That ranges come over now. */
+    wherry_trace_fn tell; /**< NULL: no trace. */
+    void *context;        /**< For tell. */
+    int32_t peer;         /**< The source; if there are several, the first. For phases. */
 } wh_trace;
 
-/** The moment at which something begins; 0 where nobody is told. */
+/** The present time, for the begin of an event; 0 without a trace. trace may be NULL. */
 static inline uint64_t wh_trace_now(const wh_trace *trace) {
     return trace && trace->tell ? wh_clock_now() : 0;
 }
 
-/** A range has landed that was begun at a moment. */
-static inline void wh_trace_range(const wh_trace *trace, uint64_t begin, uint64_t chunk, uint64_t bytes) {
+/** A chunk that was opened at `begin` has landed now, over `lane` from rank `peer`. */
+static inline void wh_trace_range(const wh_trace *trace, uint64_t begin, uint64_t chunk, uint64_t bytes,
+                                  const char *lane, int32_t peer) {
     if (trace && trace->tell) {
-        wherry_trace_event event = {
-            "chunk",           trace->lane ? trace->lane : "", begin, wh_clock_now(), chunk, bytes, trace->peer,
-            (uint32_t)gettid()};
+        wherry_trace_event event = {"chunk", lane, begin, wh_clock_now(), chunk, bytes, peer, (uint32_t)gettid()};
         trace->tell(trace->context, &event);
     }
 }
 
-/** A phase; one that did not begin, or not end, is not told. */
+/** Reports a phase of the receive, unless it did not begin or did not end. */
 static inline void wh_trace_phase(const wh_trace *trace, const char *name, uint64_t begin, uint64_t end) {
     if (trace->tell && begin && end >= begin) {
         wherry_trace_event event = {name, "", begin, end, WHERRY_TRACE_PHASE, 0, trace->peer, (uint32_t)gettid()};

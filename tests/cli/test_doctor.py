@@ -45,7 +45,7 @@ def test_doctor_text():
         r"^ +cma +\S", done.stdout, re.M
     )
     assert re.search(
-        r"^checkpoints would use the lane \w+; \d+ problems?$", done.stdout.splitlines()[-1]
+        r"^checkpoints would use the \w+ lane; \d+ problems?$", done.stdout.splitlines()[-1]
     )
     quiet = wherry("doctor", "-q")
     assert quiet.stdout.count("\n") < done.stdout.count("\n")

@@ -114,7 +114,8 @@ def test_a_huge_file_is_inspected_as_fast_as_a_small_one(tmp_path):
     tensors = 1000
     less = measure(sparse(tmp_path / "less.safetensors", tensors, (100 << 20) // tensors))
     more = measure(sparse(tmp_path / "more.safetensors", tensors, (100 << 30) // tensors))
-    assert more[0] < 1.5 * less[0] + 0.05, "100 GiB take longer than 100 MiB"
+    # reading 100 GiB takes far longer than a second
+    assert more[0] < 1.5 * less[0] + 1, "100 GiB take longer than 100 MiB"
     assert more[1] < 64 << 20, "memory"
 
 

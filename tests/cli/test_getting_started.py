@@ -92,7 +92,7 @@ def test_python(tmp_path):
     ]
 
 
-def test_the_lane_in_the_guide_is_the_one_that_is_tested():
+def test_the_guide_names_the_tested_lane():
     (block,) = re.findall(
         r"^```c\n(.*?)^```", (ROOT / "docs/writing-a-lane.md").read_text(), re.M | re.S
     )

@@ -12,7 +12,7 @@
 
 static wherry_error error;
 
-static void test_order_and_tags(void **state) {
+static void test_messages_with_one_tag_arrive_in_order(void **state) {
     (void)state;
     world w = wh_world_open();
     wh_send_text(w.groups[0], 1, 7, "first");
@@ -22,11 +22,11 @@ static void test_order_and_tags(void **state) {
     wh_expect_text(w.groups[1], 2, 7, "from two", 2);
     wh_expect_text(w.groups[1], 0, INT64_MAX, "other", 0);
     wh_expect_text(w.groups[1], 0, 7, "first", 0);
-    wh_expect_text(w.groups[1], WH_ANY_RANK, 7, "second", 0);
+    wh_expect_text(w.groups[1], WHERRY_ANY_RANK, 7, "second", 0);
     wh_world_close(&w);
 }
 
-static void test_to_oneself(void **state) {
+static void test_a_rank_can_send_to_itself(void **state) {
     (void)state;
     world w = wh_world_open();
     wh_send_text(w.groups[0], 0, 1, "note");
@@ -34,7 +34,7 @@ static void test_to_oneself(void **state) {
     wh_world_close(&w);
 }
 
-/** A thread that sends: without WH_GROUP_BACKGROUND, a long message needs a concurrent reader. */
+/** A sending thread. Without WH_GROUP_BACKGROUND, a long message needs a concurrent reader. */
 typedef struct sender {
     wh_group *group;
     int32_t to;
@@ -50,7 +50,7 @@ static void *send_bytes(void *context) {
     return NULL;
 }
 
-static void test_sizes(void **state) {
+static void test_messages_of_any_size_arrive(void **state) {
     (void)state;
     static const size_t sizes[] = {0, 1, 4095, 65536, 65537, 1 << 20, (8 << 20) + 3};
     world w = wh_world_open();
@@ -74,7 +74,7 @@ static void test_sizes(void **state) {
     wh_world_close(&w);
 }
 
-static void test_deadline(void **state) {
+static void test_receive_times_out(void **state) {
     (void)state;
     world w = wh_world_open();
     wh_message message;
@@ -85,19 +85,20 @@ static void test_deadline(void **state) {
     assert_non_null(strstr(error.message, "timed out"));
     assert_int_equal(error.rank, 1);
     must_fail(WHERRY_TIMED_OUT, error,
-              wh_group_receive(w.groups[0], WH_ANY_RANK, 5, wh_deadline_in_ms(0), &message, &error));
+              wh_group_receive(w.groups[0], WHERRY_ANY_RANK, 5, wh_deadline_in_ms(0), &message, &error));
     wh_send_text(w.groups[1], 0, 5, "late");
     wh_expect_text(w.groups[0], 1, 5, "late", 1);
     wh_world_close(&w);
 }
 
-static void test_arguments(void **state) {
+static void test_refuses_invalid_arguments(void **state) {
     (void)state;
     world w = wh_world_open();
     wh_message message;
     must_fail(WHERRY_INVALID_ARGUMENT, error, wh_group_send(w.groups[0], RANKS, 1, "x", 1, wh_soon(), &error));
     assert_int_equal(error.rank, RANKS);
-    must_fail(WHERRY_INVALID_ARGUMENT, error, wh_group_send(w.groups[0], WH_ANY_RANK, 1, "x", 1, wh_soon(), &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wh_group_send(w.groups[0], WHERRY_ANY_RANK, 1, "x", 1, wh_soon(), &error));
     must_fail(WHERRY_INVALID_ARGUMENT, error, wh_group_send(w.groups[0], 1, 1, NULL, 1, wh_soon(), &error));
     must_fail(WHERRY_INVALID_ARGUMENT, error,
               wh_group_send(w.groups[0], 1, 1, "x", WH_MESSAGE_MAX + 1, wh_soon(), &error));
@@ -111,7 +112,7 @@ static void count_message(void *context, wh_message *message) {
 }
 
 /** With WH_GROUP_BACKGROUND, messages arrive while no call runs; without it, only during a call. */
-static void test_background(void **state) {
+static void test_messages_arrive_in_the_background(void **state) {
     (void)state;
     world w = wh_world_open();
     bool background = wh_group_can(w.groups[1], WH_GROUP_BACKGROUND);
@@ -157,15 +158,15 @@ static void *wait_for_message(void *context) {
     return NULL;
 }
 
-/** Returns when the thread waits. */
-static void let_begin(waiter *w) {
+/** Returns once the thread is blocked in its call. */
+static void await_blocked(waiter *w) {
     while (!atomic_load(&w->begun)) {
         usleep(1000);
     }
     wh_await_asleep(getpid());
 }
 
-static void test_death(void **state) {
+static void test_death_ends_a_waiting_receive(void **state) {
     (void)state;
     world w = wh_world_open();
     waiter waiting = {.group = w.groups[0], .rank = 1, .tag = 9};
@@ -174,7 +175,7 @@ static void test_death(void **state) {
     wh_send_text(w.groups[0], 1, 8, "hello");
     wh_expect_text(w.groups[1], 0, 8, "hello", 0);
     assert_int_equal(pthread_create(&thread, NULL, wait_for_message, &waiting), 0);
-    let_begin(&waiting);
+    await_blocked(&waiting);
     uint64_t died = wh_clock_now();
     wh_group_destroy(w.groups[1]);
     w.groups[1] = NULL;
@@ -189,8 +190,8 @@ static void test_death(void **state) {
         usleep(10000);
     }
     assert_int_equal(status, WHERRY_PEER_LOST);
-    wh_send_text(w.groups[0], 2, 8, "the others go on");
-    wh_expect_text(w.groups[2], 0, 8, "the others go on", 0);
+    wh_send_text(w.groups[0], 2, 8, "still works");
+    wh_expect_text(w.groups[2], 0, 8, "still works", 0);
     wh_world_close(&w);
 }
 
@@ -205,7 +206,7 @@ static void wait_until_back(wh_group *group, int32_t rank) {
     assert_int_equal(status, WHERRY_TIMED_OUT);
 }
 
-/** If ranks cannot come back: a rank that has left stays lost for waiting and for sending. */
+/** For groups without WH_GROUP_REJOIN: receive and send keep failing for a rank that has left. */
 static void expect_to_stay_lost(world *w) {
     wh_message message;
     wh_send_text(w->groups[1], 0, 8, "before");
@@ -218,15 +219,15 @@ static void expect_to_stay_lost(world *w) {
         must_fail(WHERRY_PEER_LOST, error, wh_group_send(w->groups[0], 1, 9, "x", 1, wh_soon(), &error));
         assert_int_equal(error.rank, 1);
     }
-    wh_send_text(w->groups[0], 2, 8, "the others go on");
-    wh_expect_text(w->groups[2], 0, 8, "the others go on", 0);
+    wh_send_text(w->groups[0], 2, 8, "still works");
+    wh_expect_text(w->groups[2], 0, 8, "still works", 0);
 }
 
 /**
  * Every rank, 0 included, is replaced in turn. A call that waits for it returns, and messages of
  * the old incarnation are dropped.
  */
-static void test_rejoin(void **state) {
+static void test_any_rank_can_be_replaced(void **state) {
     (void)state;
     world w = wh_world_open();
     bool can = wh_group_can(w.groups[0], WH_GROUP_REJOIN);
@@ -244,7 +245,7 @@ static void test_rejoin(void **state) {
         wh_send_text(w.groups[other], rank, 6, "hello");
         wh_expect_text(w.groups[rank], other, 6, "hello", other);
         assert_int_equal(pthread_create(&thread, NULL, wait_for_message, &waiting), 0);
-        let_begin(&waiting);
+        await_blocked(&waiting);
         wh_group *former = w.groups[rank];
         w.groups[rank] = wh_kind->join(w.place, rank);
         pthread_join(thread, NULL);
@@ -285,7 +286,7 @@ static void *talk(void *context) {
     return NULL;
 }
 
-static void test_many_threads(void **state) {
+static void test_many_threads_share_a_group(void **state) {
     (void)state;
     world w = wh_world_open();
     talker talkers[2 * TALKERS];
@@ -304,9 +305,15 @@ static void test_many_threads(void **state) {
 int wh_group_suite_run(const wh_group_kind *wanted) {
     wh_kind = wanted;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order_and_tags), cmocka_unit_test(test_to_oneself),   cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_deadline),       cmocka_unit_test(test_arguments),    cmocka_unit_test(test_death),
-        cmocka_unit_test(test_rejoin),         cmocka_unit_test(test_many_threads), cmocka_unit_test(test_background),
+        cmocka_unit_test(test_messages_with_one_tag_arrive_in_order),
+        cmocka_unit_test(test_a_rank_can_send_to_itself),
+        cmocka_unit_test(test_messages_of_any_size_arrive),
+        cmocka_unit_test(test_receive_times_out),
+        cmocka_unit_test(test_refuses_invalid_arguments),
+        cmocka_unit_test(test_death_ends_a_waiting_receive),
+        cmocka_unit_test(test_any_rank_can_be_replaced),
+        cmocka_unit_test(test_many_threads_share_a_group),
+        cmocka_unit_test(test_messages_arrive_in_the_background),
     };
     size_t own = sizeof(tests) / sizeof(*tests);
     struct CMUnitTest *all = calloc(own + wh_inbox_case_count, sizeof(*all));

@@ -10,13 +10,13 @@
 typedef struct wh_group_kind {
     const char *name;
 
-    /** Creates what `size` ranks of one group need to meet. */
+    /** Creates a meeting place for the `size` ranks of one group. */
     void *(*open)(int32_t size);
 
     /** Joins as a rank. A present member with that rank is replaced. Must succeed. */
     wh_group *(*join)(void *world, int32_t rank);
 
-    /** Frees it, after all members have left. */
+    /** Frees the meeting place, after all members have left. */
     void (*close)(void *world);
 } wh_group_kind;
 

@@ -1,4 +1,4 @@
-/* Inboxes, services and channels. */
+/* The group suite's cases about inboxes, services and channels. */
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -46,7 +46,7 @@ static void expect_nothing(wh_inbox *inbox) {
 }
 
 /** Messages from all ranks arrive in order; two conversations never mix. */
-static void test_inbox(void **state) {
+static void test_inboxes_keep_order_and_do_not_mix(void **state) {
     (void)state;
     world w = wh_world_open();
     wh_inbox *inbox = open_inbox(w.groups[1], TALK);
@@ -73,7 +73,7 @@ static void test_inbox(void **state) {
  * Messages of a conversation are dropped before its inbox is open and after it is closed; a receive
  * with the tag does not get them.
  */
-static void test_leftovers_are_dropped(void **state) {
+static void test_messages_without_an_open_inbox_are_dropped(void **state) {
     (void)state;
     world w = wh_world_open();
     wh_message message;
@@ -95,7 +95,7 @@ static void test_leftovers_are_dropped(void **state) {
 }
 
 /** A loss arrives in every inbox once, after the messages of that rank. */
-static void test_loss_in_every_inbox(void **state) {
+static void test_every_inbox_hears_of_a_loss_once(void **state) {
     (void)state;
     world w = wh_world_open();
     if (!wh_group_can(w.groups[0], WH_GROUP_DEATH)) {
@@ -129,7 +129,7 @@ static void test_loss_in_every_inbox(void **state) {
 }
 
 /** Watching a rank is enough to be told of its death, without any message. */
-static void test_watch(void **state) {
+static void test_watch_reports_a_death_without_messages(void **state) {
     (void)state;
     world w = wh_world_open();
     if (!wh_group_can(w.groups[0], WH_GROUP_DEATH)) {
@@ -139,7 +139,7 @@ static void test_watch(void **state) {
     wh_inbox *inbox = open_inbox(w.groups[2], TALK);
     wh_group_watch(w.groups[2], 1);
     wh_group_watch(w.groups[2], 2);
-    usleep(200000);
+    wh_await_asleep(getpid());
     wh_group_destroy(w.groups[1]);
     w.groups[1] = NULL;
     uint64_t begin = wh_clock_now();
@@ -156,7 +156,7 @@ static void *wake_later(void *context) {
     return NULL;
 }
 
-static void test_wake_and_post(void **state) {
+static void test_wake_ends_a_take_and_post_delivers(void **state) {
     (void)state;
     world w = wh_world_open();
     wh_inbox *inbox = open_inbox(w.groups[0], TALK);
@@ -178,7 +178,7 @@ static void test_wake_and_post(void **state) {
     wh_world_close(&w);
 }
 
-/** What a service was given. */
+/** The messages that a service received. */
 typedef struct served {
     pthread_mutex_t lock;
     int count;
@@ -209,7 +209,7 @@ static void send_and_pass(world *w, uint64_t tag, const char *text) {
 }
 
 /** A service gets waiting messages first, then new ones. After it ends, messages wait again. */
-static void test_service(void **state) {
+static void test_service_gets_waiting_and_new_messages(void **state) {
     (void)state;
     world w = wh_world_open();
     served s = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -254,7 +254,7 @@ static bool has_channels(const world *w) {
     return w->groups[0]->ops->connect != NULL;
 }
 
-static void test_channel(void **state) {
+static void test_channel_carries_bytes_both_ways(void **state) {
     (void)state;
     world w = wh_world_open();
     wh_inbox *inbox = open_inbox(w.groups[1], TALK);
@@ -279,14 +279,14 @@ static void test_channel(void **state) {
         close(ends[0]);
         assert_int_equal(read_channel(ends[1], text, sizeof(text)), 0);
         close(ends[1]);
-        wh_send_text(w.groups[from], 1, TALK, "the end of a channel is no loss");
-        take_text(inbox, from, "the end of a channel is no loss");
+        wh_send_text(w.groups[from], 1, TALK, "still here");
+        take_text(inbox, from, "still here");
     }
     wh_inbox_close(inbox);
     wh_world_close(&w);
 }
 
-static void test_channel_refused(void **state) {
+static void test_channel_needs_an_open_inbox(void **state) {
     (void)state;
     world w = wh_world_open();
     wh_inbox *inbox = open_inbox(w.groups[1], TALK);
@@ -330,7 +330,7 @@ static void *open_and_read(void *context) {
     return NULL;
 }
 
-static void test_many_channels(void **state) {
+static void test_many_channels_open_at_once(void **state) {
     (void)state;
     world w = wh_world_open();
     if (has_channels(&w)) {
@@ -359,10 +359,10 @@ static void test_many_channels(void **state) {
 }
 
 /**
- * The owner keeps channels: they outlive their group. A channel that was never taken is closed with
- * its inbox.
+ * The caller owns its channels, so they outlive the group. A channel that nobody took is closed
+ * together with its inbox.
  */
-static void test_ends_of_channels(void **state) {
+static void test_channels_outlive_the_group(void **state) {
     (void)state;
     world w = wh_world_open();
     if (has_channels(&w)) {
@@ -386,15 +386,15 @@ static void test_ends_of_channels(void **state) {
 }
 
 const struct CMUnitTest wh_inbox_cases[] = {
-    cmocka_unit_test(test_inbox),
-    cmocka_unit_test(test_leftovers_are_dropped),
-    cmocka_unit_test(test_loss_in_every_inbox),
-    cmocka_unit_test(test_watch),
-    cmocka_unit_test(test_wake_and_post),
-    cmocka_unit_test(test_service),
-    cmocka_unit_test(test_channel),
-    cmocka_unit_test(test_channel_refused),
-    cmocka_unit_test(test_many_channels),
-    cmocka_unit_test(test_ends_of_channels),
+    cmocka_unit_test(test_inboxes_keep_order_and_do_not_mix),
+    cmocka_unit_test(test_messages_without_an_open_inbox_are_dropped),
+    cmocka_unit_test(test_every_inbox_hears_of_a_loss_once),
+    cmocka_unit_test(test_watch_reports_a_death_without_messages),
+    cmocka_unit_test(test_wake_ends_a_take_and_post_delivers),
+    cmocka_unit_test(test_service_gets_waiting_and_new_messages),
+    cmocka_unit_test(test_channel_carries_bytes_both_ways),
+    cmocka_unit_test(test_channel_needs_an_open_inbox),
+    cmocka_unit_test(test_many_channels_open_at_once),
+    cmocka_unit_test(test_channels_outlive_the_group),
 };
 const size_t wh_inbox_case_count = sizeof(wh_inbox_cases) / sizeof(*wh_inbox_cases);

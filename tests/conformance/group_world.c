@@ -6,7 +6,7 @@
 const wh_group_kind *wh_kind;
 static wherry_error error;
 
-/** A thread that joins: ranks of some kinds wait for each other. */
+/** Each rank joins in its own thread, because in some groups the ranks wait for each other. */
 typedef struct joiner {
     void *place;
     int32_t rank;

@@ -1,6 +1,6 @@
 /**
- * @file group_world.h  Shared by the cases of the group suite: three ranks in one process, and
- * messages between them.
+ * @file group_world.h  Three ranks in one process, and messages between them. Shared by the cases
+ * of the group suite.
  */
 #ifndef WH_TESTS_GROUP_WORLD_H
 #define WH_TESTS_GROUP_WORLD_H

@@ -19,7 +19,7 @@ static size_t piece_gap(const lane_shape *shape, size_t gap, uint64_t *random) {
     return number & 1 ? 0 : 1 + (size_t)(number >> 1) % gap;
 }
 
-/** Cuts memory: pieces are in order at both sides, with different gaps. */
+/** Chooses the pieces. They have the same order on both sides, but different gaps. */
 static void lay_out(lane_data *data, uint64_t seed) {
     const lane_shape *shape = &data->shape;
     size_t source = MARGIN;
@@ -138,14 +138,14 @@ const char *lane_data_check(const lane_data *data) {
     uint64_t moved = atomic_load(&data->sink_moved);
     if (moved > lane_data_bytes(data, data->sink_round, false) ||
         moved < lane_data_bytes(data, data->sink_round, true)) {
-        return "the bytes that are said to have moved are not those of the round";
+        return "the lane reported another number of moved bytes than the round has";
     }
     uint8_t *expected = malloc(data->target_bytes + 1);
     memset(expected, UNTOUCHED, data->target_bytes);
     const char *wrong = NULL;
     for (size_t chunk = 0; chunk < data->shape.chunks; chunk++) {
         if (in_round(data->sink_round, chunk) && atomic_load(data->states + chunk) != CLOSED) {
-            wrong = "a chunk of the round was not closed";
+            wrong = "the lane did not close each chunk of the round";
         }
         for (size_t i = data->first[chunk]; data->received[chunk] && i < data->first[chunk + 1]; i++) {
             const lane_piece *piece = data->pieces + i;
@@ -155,7 +155,7 @@ const char *lane_data_check(const lane_data *data) {
         }
     }
     if (!wrong && memcmp(expected, data->target, data->target_bytes) != 0) {
-        wrong = "the target does not hold the right bytes";
+        wrong = "the target has wrong bytes";
     }
     free(expected);
     return wrong;
@@ -184,9 +184,7 @@ static bool feed_next(void *context, uint64_t *chunk_p) {
     return next_chunk(data, data->feed_round, &data->feed_next, data->feed_stop, chunk_p);
 }
 
-/**
- * Serves both sides: in a child that was forked afterwards, the source's addresses are the same.
- */
+/** Used by both sides: the source's addresses are the same in a child that is forked later. */
 static wherry_status gather(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
     const lane_data *data = context;
     wh_segments_clear(segments);
@@ -239,8 +237,8 @@ static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landin
     lane_data *data = context;
     int wanted = WANTED;
     if (chunk >= data->shape.chunks || !atomic_compare_exchange_strong(data->states + chunk, &wanted, OPEN)) {
-        data->wrong = "a chunk was opened that the round does not wait for";
-        return wh_fail(error, WHERRY_MALFORMED, "the round does not wait for this chunk");
+        data->wrong = "the lane opened a chunk that is not in the round, or is open already";
+        return wh_fail(error, WHERRY_MALFORMED, "chunk not expected");
     }
     landing->chunk = chunk;
     landing->staged = is_staged(data, chunk);
@@ -257,24 +255,24 @@ static void place_staged(lane_data *data, const wh_landing *landing) {
     }
 }
 
-static wherry_status sink_close(void *context, wh_landing *landing, const wh_digest *digest, const wh_digest *claimed,
-                                wherry_error *error) {
+static wherry_status sink_close(void *context, wh_landing *landing, const wherry_digest *digest,
+                                const wherry_digest *claimed, wherry_error *error) {
     lane_data *data = context;
     int open = OPEN;
     if (landing->chunk >= data->shape.chunks ||
         !atomic_compare_exchange_strong(data->states + landing->chunk, &open, CLOSED)) {
-        data->wrong = "a chunk was closed that is not open";
+        data->wrong = "the lane closed a chunk that is not open";
         return wh_fail(error, WHERRY_MALFORMED, "the chunk is not open");
     }
-    const wh_digest *right = data->digests + landing->chunk;
+    const wherry_digest *right = data->digests + landing->chunk;
     if (data->verify != (digest != NULL)) {
-        data->wrong = "a chunk was closed without a digest, or with one that nobody wants";
+        data->wrong = "the lane closed a chunk without the digest it needs, or with one it must not have";
     } else if (digest && !wh_digest_equal(digest, right)) {
-        data->wrong = "the digest of a chunk is wrong";
+        data->wrong = "the lane computed a wrong digest";
     } else if (data->verify && data->claims && !claimed) {
-        data->wrong = "a chunk came without the source's digest";
+        data->wrong = "the lane did not pass on the source's digest of a chunk";
     } else if (claimed && !wh_digest_equal(claimed, right)) {
-        data->wrong = "the digest that the source claims is wrong";
+        data->wrong = "the lane passed on a wrong digest from the source";
     }
     if (landing->staged && !data->shape.repeated) {
         place_staged(data, landing);
@@ -289,7 +287,7 @@ static wherry_status sink_close(void *context, wh_landing *landing, const wh_dig
 static void count_moved(lane_data *data, atomic_uint_fast64_t *moved, uint64_t bytes) {
     atomic_fetch_add(moved, bytes);
     if (bytes > MOVED_MAX) {
-        data->wrong = "moved is called too seldom";
+        data->wrong = "the lane reports progress too rarely";
     }
 }
 
@@ -313,11 +311,11 @@ static void feed_done(void *context, uint64_t chunk) {
     lane_data *data = context;
     atomic_fetch_add(&data->done_chunks, 1);
     if (chunk >= data->shape.chunks || data->done_chunks > data->gathered_chunks) {
-        data->wrong = "a chunk is done that was not gathered";
+        data->wrong = "the lane reported a chunk as done before gathering it";
     }
 }
 
-/** True if a chunk is one run at the source; its start and length. */
+/** True if a chunk is one run at the source. Sets its start and length. */
 static bool source_run(const lane_data *data, uint64_t chunk, size_t *begin_p, size_t *bytes_p) {
     *begin_p = data->pieces[data->first[chunk]].source;
     *bytes_p = 0;
@@ -342,9 +340,22 @@ static uint64_t continues(void *context, uint64_t chunk) {
 }
 
 wh_sink lane_data_sink(lane_data *data) {
-    return (wh_sink){data, data->verify, sink_next, gather, sink_open, sink_close, sink_moved, continues, NULL, NULL};
+    return (wh_sink){.context = data,
+                     .verify = data->verify,
+                     .next = sink_next,
+                     .origin = gather,
+                     .open = sink_open,
+                     .close = sink_close,
+                     .moved = sink_moved,
+                     .continues = continues};
 }
 
 wh_feed lane_data_feed(lane_data *data) {
-    return (wh_feed){data, data->verify, feed_next, feed_gather, feed_moved, continues, feed_done};
+    return (wh_feed){.context = data,
+                     .verify = data->verify,
+                     .next = feed_next,
+                     .gather = feed_gather,
+                     .moved = feed_moved,
+                     .continues = continues,
+                     .done = feed_done};
 }

@@ -154,8 +154,9 @@ static wherry_status pull(wh_lane_end *base, uint32_t worker, const wh_sink *sin
     wh_digester *digester = sink->verify ? wh_digester_create() : NULL;
     wherry_status status = sink->verify && !digester ? wh_fail_memory(error, "a digest") : WHERRY_OK;
     uint64_t chunk;
-    while (status == WHERRY_OK && !wh_stop_requested(end->site->stop) && sink->next(sink->context, &chunk)) {
-        wh_digest digest;
+    while (status == WHERRY_OK && !wh_stop_requested(end->site->stop) &&
+           (sink->next(sink->context, &chunk) || (wh_sink_more(sink) && sink->next(sink->context, &chunk)))) {
+        wherry_digest digest;
         status = sink->origin(sink->context, chunk, &origin, error);
         if (status == WHERRY_OK) {
             status = sink->open(sink->context, chunk, &landing, error);

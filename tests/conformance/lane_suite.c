@@ -67,7 +67,7 @@ static lane_world world_of(void **state) {
     return lane_world_open(place->kind);
 }
 
-static void test_every_byte(void **state) {
+static void test_moves_every_byte(void **state) {
     static const lane_shape big = {
         .chunks = 6, .pieces = 1, .shortest = 4 * MIB - 9, .longest = 4 * MIB, .source_gap = 4096, .target_gap = 77};
     static const lane_shape strided = {.chunks = 5,
@@ -89,7 +89,7 @@ static void test_every_byte(void **state) {
     lane_world_close(&world);
 }
 
-static void test_numbers_of_threads(void **state) {
+static void test_works_with_any_number_of_threads(void **state) {
     lane_world world = world_of(state);
     move_all(&world, &mixed, 1, 1);
     move_all(&world, &mixed, 1, 4);
@@ -98,7 +98,7 @@ static void test_numbers_of_threads(void **state) {
     lane_world_close(&world);
 }
 
-static void test_ten_thousand_segments(void **state) {
+static void test_moves_ten_thousand_segments(void **state) {
     static const lane_shape tiny = {.chunks = 10,
                                     .pieces = 1000,
                                     .shortest = 1,
@@ -114,7 +114,7 @@ static void test_ten_thousand_segments(void **state) {
 }
 
 /** A chunk with more segments than one system call takes: at both sides, or at one. */
-static void test_more_segments_than_iov_max(void **state) {
+static void test_moves_more_segments_than_iov_max(void **state) {
     static const size_t gaps[][2] = {{8, 24}, {8, 0}, {0, 8}};
     lane_world world = world_of(state);
     for (size_t i = 0; i < 3; i++) {
@@ -131,8 +131,8 @@ static void test_more_segments_than_iov_max(void **state) {
     lane_world_close(&world);
 }
 
-/** Adjacent chunks at the source, which a lane may move as one, in all rounds. */
-static void test_chunks_that_continue(void **state) {
+/** Adjacent chunks at the source, which a lane may move together. */
+static void test_moves_adjacent_chunks(void **state) {
     static const lane_shape shapes[] = {
         {.chunks = 100, .pieces = 1, .shortest = 30000, .longest = 40000},
         {.chunks = 100, .pieces = 1, .shortest = 30000, .longest = 40000, .target_gap = 9, .nowhere = 9, .staged = 7},
@@ -156,7 +156,7 @@ static void test_chunks_that_continue(void **state) {
 }
 
 /** An empty round; some chunks; some of them again together with new ones. */
-static void test_rounds(void **state) {
+static void test_moves_chunks_again_in_later_rounds(void **state) {
     lane_world world = world_of(state);
     for (int verify = 0; verify < 2; verify++) {
         lane_shape shape = mixed;
@@ -182,9 +182,9 @@ typedef struct stopper {
     lane_trial *trial;
     bool stop_source;
     bool stop_receiver;
-    size_t at; /**< After so many chunks. */
+    size_t at; /**< Number of chunks after which to stop. */
     pid_t kill;
-    atomic_uint_fast64_t stopped; /**< When. */
+    atomic_uint_fast64_t stopped; /**< Time of the stop. */
 } stopper;
 
 static void stop_now(stopper *s) {
@@ -222,11 +222,12 @@ static void *stop_soon(void *context) {
 static void must_have_ended(const lane_side *side, uint64_t since, uint64_t within_ms) {
     assert_true(side->ended >= since);
     if (side->ended - since > within_ms * 1000000) {
-        fail_msg("it took %llu ms: %s", (unsigned long long)((side->ended - since) / 1000000), side->error.message);
+        unsigned long long ms = (side->ended - since) / 1000000;
+        fail_msg("the side took %llu ms to end: %s", ms, side->error.message);
     }
 }
 
-static void test_stop_in_the_middle(void **state) {
+static void test_stops_in_the_middle(void **state) {
     lane_world world = world_of(state);
     lane_data *data = lane_data_create(&endless, SEED, false);
     lane_trial trial = lane_trial_of(ops, data);
@@ -238,7 +239,7 @@ static void test_stop_in_the_middle(void **state) {
     must_have_ended(&trial.receiver, s.stopped, STOP_MS);
     assert_true(data->landed_chunks < endless.chunks / 2);
     if (ops->push) {
-        /* It may have heard from the receiver first. */
+        /* The source may learn of the receiver's end before it sees the stop. */
         assert_true(trial.source.status == WHERRY_CANCELLED || trial.source.status == WHERRY_PEER_LOST);
         must_have_ended(&trial.source, s.stopped, STOP_MS);
     }
@@ -247,7 +248,7 @@ static void test_stop_in_the_middle(void **state) {
 }
 
 /** A stop also ends workers that wait for the other side. */
-static void test_stop_while_waiting(void **state) {
+static void test_stops_while_waiting(void **state) {
     lane_world world = world_of(state);
     for (int idle_source = 0; idle_source < 2; idle_source++) {
         pthread_t thread;
@@ -268,7 +269,7 @@ static void test_stop_while_waiting(void **state) {
 }
 
 /** A side gives up if the other makes no progress. */
-static void test_stall(void **state) {
+static void test_times_out_without_progress(void **state) {
     lane_world world = world_of(state);
     for (int idle_source = 0; idle_source < 2; idle_source++) {
         lane_data *data = lane_data_create(&endless, SEED, false);
@@ -288,7 +289,7 @@ static void test_stall(void **state) {
 }
 
 /** The source gives up midway: the receiver notices by the lane or by a timeout. */
-static void test_source_gives_up(void **state) {
+static void test_fails_soon_if_the_source_gives_up(void **state) {
     lane_world world = world_of(state);
     lane_data *data = lane_data_create(&endless, SEED, false);
     lane_trial trial = lane_trial_of(ops, data);
@@ -306,7 +307,7 @@ static void test_source_gives_up(void **state) {
     lane_world_close(&world);
 }
 
-static void test_two_processes(void **state) {
+static void test_moves_between_two_processes(void **state) {
     const wh_lane_place *place = *state;
     static const lane_shape wide = {
         .chunks = 3, .pieces = 2 * IOV_MAX + 3, .shortest = 1, .longest = 600, .source_gap = 9, .staged = 2};
@@ -330,7 +331,7 @@ static void test_two_processes(void **state) {
  * The source's process is killed midway. Over TCP, since a killed member cannot remove its Unix
  * socket.
  */
-static void test_source_is_killed(void **state) {
+static void test_fails_soon_if_the_source_is_killed(void **state) {
     (void)state;
     lane_data *data = lane_data_create(&endless, SEED, false);
     lane_trial trial = lane_trial_of(ops, data);
@@ -351,10 +352,10 @@ static void test_source_is_killed(void **state) {
 
 typedef enum judge { ANY, REFUSE } judge;
 
-/** How long forged bytes are waited for. */
+/** Time limit for a call that gets forged bytes. */
 enum { HOSTILE_MS = 50 };
 
-/** Two sides before the exchange, and what each would send. */
+/** Two sides, and the offer and request that they would exchange. */
 typedef struct hostile_world {
     lane_world world;
     lane_trial trial;
@@ -370,7 +371,7 @@ static void open_hostile(void **state, hostile_world *h) {
     h->trial.no_progress_ms = HOSTILE_MS;
     lane_side_begin(&h->trial.source, &h->trial, h->world.source, true);
     lane_side_begin(&h->trial.receiver, &h->trial, h->world.receiver, false);
-    h->trial.receiver.site.no_progress_ms = 5000; /* the honest probe may take its time */
+    h->trial.receiver.site.no_progress_ms = 5000; /* the honest probe may be slow */
     must(ops->offer(&h->trial.source.site, &h->offer, &error));
     must(ops->probe(&h->trial.receiver.site, h->offer.bytes, h->offer.size, &h->request, &assist,
                     &h->trial.receiver.end, &error));
@@ -387,7 +388,7 @@ static void close_hostile(hostile_world *h) {
     wh_free(h->request.bytes);
 }
 
-/** The result of a call that was given forged bytes. */
+/** Checks the result of a call that got forged bytes. */
 static void must_refuse(judge verdict, wherry_status status) {
     assert_true(verdict == ANY || status != WHERRY_OK);
     assert_true(status == WHERRY_OK || (error.status == status && error.message[0]));
@@ -420,7 +421,7 @@ static void try_request(hostile_world *h, const void *bytes, size_t size, judge 
     }
 }
 
-/** Each prefix, each flipped bit, extra bytes, random bytes, too many bytes. */
+/** Tries each prefix, each flipped bit, extra bytes, random bytes and too many bytes. */
 static void torment(hostile_world *h, const wh_string *good,
                     void (*try)(hostile_world *, const void *, size_t, judge)) {
     uint64_t random = 5;
@@ -447,14 +448,14 @@ static void torment(hostile_world *h, const wh_string *good,
     free(bytes);
 }
 
-static void test_hostile_offers(void **state) {
+static void test_refuses_hostile_offers(void **state) {
     hostile_world h;
     open_hostile(state, &h);
     torment(&h, &h.offer, try_offer);
     close_hostile(&h);
 }
 
-static void test_hostile_requests(void **state) {
+static void test_refuses_hostile_requests(void **state) {
     hostile_world h;
     open_hostile(state, &h);
     torment(&h, &h.request, try_request);
@@ -462,7 +463,7 @@ static void test_hostile_requests(void **state) {
 }
 
 /** An end that is opened, never used and closed; closing NULL. */
-static void test_close_at_once(void **state) {
+static void test_closes_without_use(void **state) {
     hostile_world h;
     open_hostile(state, &h);
     lane_side_accept(&h.trial.source, ops, h.request.bytes, h.request.size);
@@ -482,7 +483,7 @@ static size_t count_entries(const char *folder) {
     return count;
 }
 
-/** Waits until other threads have closed what they hold. */
+/** Waits until other threads have closed their descriptors and have ended. */
 static void must_become(const char *folder, size_t count) {
     for (int i = 0; i < 200 && count_entries(folder) > count; i++) {
         usleep(10000);
@@ -490,10 +491,10 @@ static void must_become(const char *folder, size_t count) {
     assert_true(count_entries(folder) <= count);
 }
 
-static void test_nothing_leaks(void **state) {
+static void test_leaks_nothing(void **state) {
     lane_world world = world_of(state);
     move_all(&world, &small, 2, 2);
-    usleep(50000);
+    wh_await_asleep(getpid());
     size_t descriptors = count_entries("/proc/self/fd");
     size_t threads = count_entries("/proc/self/task");
     for (int i = 0; i < RUNS / 2; i++) {
@@ -513,22 +514,22 @@ typedef struct suite_case {
 
 /** Cases that fork come first: a library below a lane may not survive a fork after a failure. */
 static const suite_case cases[] = {
-    {"two processes", test_two_processes, true, false},
-    {"source is killed", test_source_is_killed, true, false},
-    {"every byte", test_every_byte, false, false},
-    {"numbers of threads", test_numbers_of_threads, false, false},
-    {"ten thousand segments", test_ten_thousand_segments, false, false},
-    {"more segments than IOV_MAX", test_more_segments_than_iov_max, false, false},
-    {"chunks that continue", test_chunks_that_continue, false, false},
-    {"rounds", test_rounds, false, false},
-    {"stop in the middle", test_stop_in_the_middle, false, false},
-    {"stop while waiting", test_stop_while_waiting, false, true},
-    {"stall", test_stall, false, true},
-    {"source gives up", test_source_gives_up, false, true},
-    {"hostile offers", test_hostile_offers, false, false},
-    {"hostile requests", test_hostile_requests, false, false},
-    {"close at once", test_close_at_once, false, false},
-    {"nothing leaks", test_nothing_leaks, false, false},
+    {"moves between two processes", test_moves_between_two_processes, true, false},
+    {"fails soon if the source is killed", test_fails_soon_if_the_source_is_killed, true, false},
+    {"moves every byte", test_moves_every_byte, false, false},
+    {"works with any number of threads", test_works_with_any_number_of_threads, false, false},
+    {"moves ten thousand segments", test_moves_ten_thousand_segments, false, false},
+    {"moves more segments than IOV_MAX", test_moves_more_segments_than_iov_max, false, false},
+    {"moves adjacent chunks", test_moves_adjacent_chunks, false, false},
+    {"moves chunks again in later rounds", test_moves_chunks_again_in_later_rounds, false, false},
+    {"stops in the middle", test_stops_in_the_middle, false, false},
+    {"stops while waiting", test_stops_while_waiting, false, true},
+    {"times out without progress", test_times_out_without_progress, false, true},
+    {"fails soon if the source gives up", test_fails_soon_if_the_source_gives_up, false, true},
+    {"refuses hostile offers", test_refuses_hostile_offers, false, false},
+    {"refuses hostile requests", test_refuses_hostile_requests, false, false},
+    {"closes without use", test_closes_without_use, false, false},
+    {"leaks nothing", test_leaks_nothing, false, false},
 };
 
 int wh_lane_suite_run(const wh_lane_ops *wanted, const wh_lane_place *const *places, size_t count) {

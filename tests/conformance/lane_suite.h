@@ -24,9 +24,9 @@ extern const wh_lane_place wh_lane_place_unix;
 /**
  * Runs every case over every group, as one cmocka group. @return the number of tests that failed.
  *
- * The suite assumes more than lane.h says: An end has at most site.threads workers, so a lane whose
- * ends need equal numbers says in its offer how many the source may have. If accept fails or is not
- * ready, the caller keeps the channels.
+ * The suite requires more than lane.h: An end has at most site.threads workers. If both ends need
+ * the same number, the offer says how many the source may have. If accept fails or is not ready,
+ * the caller keeps the channels.
  */
 int wh_lane_suite_run(const wh_lane_ops *ops, const wh_lane_place *const *places, size_t count);
 

@@ -15,7 +15,7 @@
  * next one.
  */
 enum { TAG_OFFER, TAG_REQUEST, TAG_ROUND, TAG_ASSISTED, TAGS };
-enum { OTHER_SEED = 4711, MESSAGE_MAX = WH_LANE_OFFER_MAX + 1 };
+enum { STEP_MS = 5, OTHER_SEED = 4711, MESSAGE_MAX = WH_LANE_OFFER_MAX + 1 };
 
 static uint64_t trial_number;
 
@@ -74,7 +74,7 @@ void lane_side_begin(lane_side *side, const lane_trial *trial, wh_group *group, 
         .stop = &side->stop,
         .deadline = wh_deadline_in_ms(TRIAL_DEADLINE_MS),
         .no_progress_ms = trial->no_progress_ms,
-        .ordered = true, /* the suite names it */
+        .ordered = true, /* the suite chooses this lane by name */
         .channels = side->channels,
     };
     side->status = wh_stop_init(&side->stop, &side->error);
@@ -103,7 +103,7 @@ static wherry_status take_channel(lane_side *side) {
         return status;
     }
     if (message.kind == WH_MESSAGE_LOST) {
-        status = wh_fail(&side->error, WHERRY_PEER_LOST, "the other side was lost");
+        status = wh_fail(&side->error, WHERRY_PEER_LOST, "the peer was lost");
     } else if (message.kind == WH_MESSAGE_CHANNEL && message.rank == side->site.peer &&
                side->site.channel_count < TRIAL_CHANNELS) {
         side->channels[side->site.channel_count++] = message.channel;
@@ -125,7 +125,7 @@ void lane_side_accept(lane_side *side, const wh_lane_ops *ops, const void *reque
         }
     }
     if (side->end && (side->end->workers < 1 || side->end->workers > side->site.threads)) {
-        side->status = wh_fail(&side->error, WHERRY_INTERNAL, "accept: %u workers, and %u threads are allowed",
+        side->status = wh_fail(&side->error, WHERRY_INTERNAL, "accept: %u workers, but %u threads allowed",
                                side->end->workers, side->site.threads);
     }
 }
@@ -141,12 +141,19 @@ typedef struct worker {
 static void *work(void *context) {
     worker *own = context;
     const wh_lane_ops *ops = own->trial->ops;
+    bool done = !(ops->traits & WH_LANE_GROUP);
     if (own->side == &own->trial->receiver) {
         wh_sink sink = lane_data_sink(own->trial->data);
-        own->status = ops->pull(own->side->end, own->number, &sink, &own->error);
+        own->status = done ? ops->pull(own->side->end, own->number, &sink, &own->error) : WHERRY_OK;
+        while (own->status == WHERRY_OK && !done) {
+            own->status = ops->pull_some(own->side->end, &sink, STEP_MS, &done, &own->error);
+        }
     } else {
         wh_feed feed = lane_data_feed(own->trial->data);
-        own->status = ops->push(own->side->end, own->number, &feed, &own->error);
+        own->status = done ? ops->push(own->side->end, own->number, &feed, &own->error) : WHERRY_OK;
+        while (own->status == WHERRY_OK && !done) {
+            own->status = ops->push_some(own->side->end, &feed, STEP_MS, &done, &own->error);
+        }
     }
     if (own->status != WHERRY_OK) {
         wh_stop_request(&own->side->stop);
@@ -169,7 +176,7 @@ static void run_workers(lane_trial *trial, lane_side *side) {
         pthread_join(threads[i], NULL);
         const worker *own = workers + i;
         if (own->status != WHERRY_OK && own->error.status != own->status) {
-            trial->data->wrong = "a worker failed, and its error does not say how";
+            trial->data->wrong = "a worker failed, but its error has no message";
         }
         if (own->status != WHERRY_OK && (side->status == WHERRY_OK || side->status == WHERRY_CANCELLED)) {
             side->status = own->status;
@@ -200,7 +207,7 @@ static size_t hear(lane_side *side, uint64_t tag, void *bytes, size_t size) {
     }
     size_t got = message.size;
     if (got > size) {
-        side->status = wh_fail(&side->error, WHERRY_INTERNAL, "%zu bytes are too much for an offer or a request", got);
+        side->status = wh_fail(&side->error, WHERRY_INTERNAL, "an offer or a request of %zu bytes is too long", got);
     } else if (got > 0) {
         memcpy(bytes, message.bytes, got);
     }
@@ -222,7 +229,7 @@ static void run_source(lane_trial *trial) {
     size_t size = hear(side, TAG_REQUEST, request, sizeof(request));
     while (side->status == WHERRY_OK && request[0] == 1) {
         wherry_status assisted = ops->assist ? ops->assist(&side->site, request + 1, size - 1, &side->error)
-                                             : wh_fail(&side->error, WHERRY_UNSUPPORTED, "there is no assistance");
+                                             : wh_fail(&side->error, WHERRY_UNSUPPORTED, "no assist function");
         tell(side, TAG_ASSISTED, &assisted, sizeof(assisted));
         size = hear(side, TAG_REQUEST, request, sizeof(request));
     }
@@ -237,11 +244,11 @@ static void run_source(lane_trial *trial) {
         }
         if (side->status == WHERRY_OK && side->end && !trial->idle_source &&
             trial->data->feed_moved != lane_data_bytes(trial->data, round, false)) {
-            trial->data->wrong = "the source did not move the bytes of the round";
+            trial->data->wrong = "the source reported another number of moved bytes than the round has";
         }
         if (side->status == WHERRY_OK && side->end && ops->traits & WH_LANE_STAGES &&
             trial->data->done_chunks != trial->data->gathered_chunks) {
-            trial->data->wrong = "the lane did not say of each chunk that it had read it";
+            trial->data->wrong = "the lane did not report each gathered chunk as read";
         }
     }
 }
@@ -270,12 +277,12 @@ static void probe(lane_trial *trial) {
     tell(side, TAG_REQUEST, request.bytes, request.size);
     wh_free(request.bytes);
     if (side->end && (side->end->workers < 1 || side->end->workers > side->site.threads)) {
-        side->status = wh_fail(&side->error, WHERRY_INTERNAL, "probe: %u workers, and %u threads are allowed",
+        side->status = wh_fail(&side->error, WHERRY_INTERNAL, "probe: %u workers, but %u threads allowed",
                                side->end->workers, side->site.threads);
     }
 }
 
-/** The receiver, which announces each round and the end, also after a failure. */
+/** The receiver. It announces each round and the end, even after a failure. */
 static void run_receiver(lane_trial *trial) {
     lane_side *side = &trial->receiver;
     probe(trial);

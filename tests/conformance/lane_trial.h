@@ -31,15 +31,15 @@ typedef struct lane_world {
 lane_world lane_world_open(const wh_group_kind *kind);
 void lane_world_close(lane_world *world);
 
-/** One side: what it uses, and how it ended. */
+/** One side of the transfer and its result. */
 typedef struct lane_side {
     wherry_status status;
     wherry_error error;
-    uint64_t ended; /**< When its workers ended. */
+    uint64_t ended; /**< Time when its workers ended. */
     wh_stop stop;
     wh_lane_site site;
     wh_lane_end *end;
-    wh_inbox *inbox; /**< SOURCE */
+    wh_inbox *inbox; /**< Only at the source. */
     int channels[TRIAL_CHANNELS];
 } lane_side;
 
@@ -63,7 +63,7 @@ typedef struct lane_trial {
 /** The default: all chunks in one round, two threads per side. */
 lane_trial lane_trial_of(const wh_lane_ops *ops, lane_data *data);
 
-/** Prepares a side; must succeed. Frees all that a side has: its end and its channels. */
+/** Prepares a side (must succeed); frees a side with its end and its channels. */
 void lane_side_begin(lane_side *side, const lane_trial *trial, wh_group *group, bool is_source);
 void lane_side_finish(lane_side *side, const wh_lane_ops *ops);
 
@@ -79,7 +79,7 @@ void lane_side_accept(lane_side *side, const wh_lane_ops *ops, const void *reque
 void lane_trial_run(lane_trial *trial, const lane_world *world);
 
 /**
- * Runs the source in a child, whose memory has other bytes than the receiver's at the same
+ * Runs the source in a child process. Its memory has other bytes than the receiver's at the same
  * addresses. @param source_rank  0 or 1. @param source_p  set to the child before the receiver
  * starts. @return the child's status from waitpid: 0 if its side succeeded.
  */

@@ -10,7 +10,7 @@
 
 enum { JOIN_MS = 20000, TEXT_MAX = 256 };
 
-/** The address without the rank. */
+/** The parts of an address, without the rank. */
 typedef struct meeting_place {
     char folder[64];
     char text[TEXT_MAX];
@@ -37,7 +37,7 @@ void *wh_open_unix_place(int32_t size) {
     return place;
 }
 
-/** A port that the system chose and that is free again. */
+/** The system chose this port. It is free again. */
 static int free_port(void) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof(at);
@@ -82,7 +82,7 @@ void wh_close_place(void *context) {
         snprintf(lock, sizeof(lock), "%s/meet.lock", place->folder);
         unlink(lock);
         if (rmdir(place->folder) != 0) {
-            perror("something was left behind at the meeting point");
+            perror("a file was left behind in the meeting folder");
             abort();
         }
     }

@@ -1,6 +1,6 @@
 /*
- * The callback group over a table that ranks cannot rejoin and that the library reads in the
- * background.
+ * The callback group over a table with a fixed set of ranks (none can rejoin), which the library
+ * reads in the background.
  */
 #include "conformance/group_suite.h"
 #include "conformance/hub_place.h"

@@ -1,5 +1,5 @@
 /*
- * The lane blocks over tables with all features, with calls that must not overlap, with blocks in
+ * The blocks lane over tables with all features, with calls that must not overlap, with blocks in
  * parts, and without put and get.
  */
 #include "conformance/hub_place.h"

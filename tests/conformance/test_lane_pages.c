@@ -15,7 +15,7 @@ enum { BYTES = 16 << 20 };
 static wherry_value *tensor_on(int advice, wh_pages *pages_p) {
     const int64_t bytes = BYTES;
     char *room = mmap(NULL, BYTES + WH_HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_true(room && room != MAP_FAILED); /* stays until the test ends */
+    assert_true(room && room != MAP_FAILED); /* freed when the process ends */
     char *data = room + (-(uintptr_t)room & (WH_HUGE_PAGE - 1));
     madvise(data, BYTES, advice);
     memset(data, advice, BYTES);
@@ -27,7 +27,7 @@ static wherry_value *tensor_on(int advice, wh_pages *pages_p) {
     return build_dict("w", build_tensor(storage, WHERRY_U8, 0, 1, &bytes, NULL), NULL);
 }
 
-/* Transfers a state, in place or to new memory. @return the lane. */
+/* Transfers a state, in place or to new memory, and checks which lane was used. */
 static void check_lane(const wherry_value *state, wherry_value *target, const char *lane) {
     ferry_world world = ferry_open();
     ferry_call calls[] = {ferry_send(&world, 0, 1, state), ferry_receive(&world, 1, 0)};
@@ -44,7 +44,7 @@ static void check_lane(const wherry_value *state, wherry_value *target, const ch
     ferry_close(&world);
 }
 
-static void test_every_side(void **state) {
+static void test_lane_follows_the_pages_of_both_sides(void **state) {
     (void)state;
     wh_pages of_small;
     wh_pages of_huge;
@@ -52,9 +52,9 @@ static void test_every_side(void **state) {
     wherry_value *on_huge = tensor_on(MADV_HUGEPAGE, &of_huge);
     wherry_value *small_target = tensor_on(MADV_NOHUGEPAGE, &of_small);
     wherry_value *huge_target = tensor_on(MADV_HUGEPAGE, &of_huge);
-    /* kernels before 6.7 do not tell */
+    /* kernels before 6.7 do not report the kind of pages */
     const char *small_lane = of_small == WH_PAGES_SMALL ? "ring" : "cma";
-    /* and some have no huge pages */
+    /* some kernels have no huge pages */
     const char *huge_lane = of_huge == WH_PAGES_SMALL ? "ring" : "cma";
     check_lane(on_small, NULL, small_lane);
     check_lane(on_small, small_target, small_lane);
@@ -70,7 +70,7 @@ static void test_every_side(void **state) {
 
 int main(void) {
     static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_side)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lane_follows_the_pages_of_both_sides)};
     ferry_kind = &local;
     ferry_lane = "";
     cmocka_set_message_output(CM_OUTPUT_TAP);

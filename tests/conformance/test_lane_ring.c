@@ -1,4 +1,4 @@
-/* The lane ring. */
+/* The ring lane. */
 #include "conformance/lane_suite.h"
 #include "lane/lanes.h"
 

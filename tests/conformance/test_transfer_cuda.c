@@ -16,8 +16,8 @@
 #include "support/device_state.h"
 
 static wherry_error error;
-static const char *device_lane; /* what moves the memory of devices */
-static bool is_straight;        /* without digests */
+static const char *device_lane; /* the lane that moves device memory */
+static bool is_straight;        /* the lane has no digests */
 
 static wherry_device cuda(int32_t index) {
     return (wherry_device){WHERRY_DEVICE_CUDA, index < wh_cuda_device_count() ? index : 0};
@@ -32,10 +32,18 @@ static wherry_value *large_state(uint8_t seed) {
     return ferry_state(300, 21 << 20, seed);
 }
 
-/** The call must have received the same as on the host. */
+/** The call must have received this state, which is on the host. */
 static void expect_received(const ferry_call *call, const wherry_value *expected) {
     ferry_expect_ok(call);
     expect_state(call->received, expected);
+}
+
+/** calls[0] sent the state that `host` is a copy of; calls[1] received it into a copy of `twin`. */
+static void expect_transferred(const ferry_call *calls, const wherry_value *host, wherry_value *twin) {
+    ferry_expect_ok(calls);
+    wherry_value *expected = ferry_expected(host, twin, 0);
+    expect_received(calls + 1, expected);
+    wherry_value_destroy(expected);
 }
 
 static wherry_value *random_state(uint64_t seed) {
@@ -46,7 +54,7 @@ static wherry_value *random_state(uint64_t seed) {
 /**
  * Random states, fully or partly on devices; into new memory, and into targets on other devices.
  */
-static void test_random_states(void **state) {
+static void test_random_states_arrive(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     for (uint64_t i = 0; i < 24; i++) {
@@ -72,10 +80,7 @@ static void test_random_states(void **state) {
             calls[1].options.lanes = calls[0].options.lanes = NULL;
         }
         ferry_run(calls, 2);
-        ferry_expect_ok(calls);
-        wherry_value *expected = ferry_expected(host, twin, 0);
-        expect_received(calls + 1, expected);
-        wherry_value_destroy(expected);
+        expect_transferred(calls, host, twin);
         wherry_value_destroy(twin);
         wherry_value_destroy(target);
         wherry_value_destroy(source);
@@ -84,7 +89,7 @@ static void test_random_states(void **state) {
     ferry_close(&world);
 }
 
-static void test_large_state(void **state) {
+static void test_large_state_arrives(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *host = large_state(3);
@@ -114,7 +119,7 @@ static void test_large_state(void **state) {
 }
 
 /** Host and device memory in one state use different lanes; the statistics name both. */
-static void test_mixed_state(void **state) {
+static void test_host_and_device_memory_use_two_lanes(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *host = large_state(5);
@@ -145,10 +150,10 @@ static void test_mixed_state(void **state) {
 }
 
 /** Two ranks that send to each other at the same time. */
-static void test_both_ways(void **state) {
+static void test_two_ranks_send_to_each_other(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    for (int turn = 0; turn < 2; turn++) { /* with the state that the first left */
+    for (int turn = 0; turn < 2; turn++) { /* the second turn reuses what the lane has open */
         wherry_value *host[2] = {large_state(3), large_state(8)};
         wherry_value *source[2] = {large_state(3), large_state(8)};
         move_state(source[0], all_on_device);
@@ -168,7 +173,7 @@ static void test_both_ways(void **state) {
 }
 
 /** New memory on another kind of device than the source's, and on another device. */
-static void test_to_other_devices(void **state) {
+static void test_receives_on_another_device(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *host = large_state(7);
@@ -197,8 +202,8 @@ static void test_to_other_devices(void **state) {
     ferry_close(&world);
 }
 
-/** A tensor of other strides at the receiver: every other row, and columns. */
-static void test_other_strides(void **state) {
+/** The receiver's tensor has other strides: every other row, or columns. */
+static void test_receives_into_other_strides(void **state) {
     (void)state;
     enum { ROWS = 1500, COLUMNS = 1000 };
     ferry_world world = ferry_open();
@@ -217,10 +222,7 @@ static void test_other_strides(void **state) {
         calls[1].options.target = ferry_target;
         calls[1].options.target_context = target;
         ferry_run(calls, 2);
-        ferry_expect_ok(calls);
-        wherry_value *expected = ferry_expected(host, twin, 0);
-        expect_received(calls + 1, expected);
-        wherry_value_destroy(expected);
+        expect_transferred(calls, host, twin);
         wherry_value_destroy(twin);
         wherry_value_destroy(target);
         wherry_value_destroy(source);
@@ -237,14 +239,14 @@ static void say_how(const wh_lane_end *end, wh_string *text) {
 static wherry_status refuse(const wh_lane_site *site, const void *bytes, size_t size, bool *ready_p,
                             wh_lane_end **end_p, wherry_error *why) {
     (void)site, (void)bytes, (void)size, (void)ready_p, (void)end_p;
-    return wh_fail(why, WHERRY_REFUSED, "not by this one");
+    return wh_fail(why, WHERRY_REFUSED, "this lane refuses all requests");
 }
 
 /**
- * The detail of the host's lane stays if that of the devices has none; the detail of a rejected
- * lane is dropped.
+ * The statistics keep the detail of the host's lane if the device lane has none. They drop the
+ * detail of a rejected lane.
  */
-static void test_detail(void **state) {
+static void test_statistics_keep_the_right_detail(void **state) {
     (void)state;
     static wh_lane_ops told;
     static const wh_lane_ops *const lanes[] = {&told,        &wh_lane_cuda_ipc, &wh_lane_nccl,  &wh_lane_ring,
@@ -274,7 +276,7 @@ static void test_detail(void **state) {
         const wherry_stats *sides[] = {&calls[0].outcomes[0].stats, &calls[1].stats};
         for (int i = 0; i < 2; i++) {
             assert_int_equal(strncmp(sides[i]->lane, refused ? "ring" : "told+", refused ? 4 : 5), 0);
-            if (refused || strcmp(device_lane, "ucx") != 0) { /* which has a detail */
+            if (refused || strcmp(device_lane, "ucx") != 0) { /* ucx has a detail */
                 assert_string_equal(sides[i]->detail, refused ? "" : "as told");
             }
         }
@@ -305,8 +307,8 @@ static void note_range(void *context, const wherry_trace_event *event) {
     atomic_fetch_add(t->seen + event->chunk % CHUNKS_MAX, 1);
 }
 
-/** A trace has each range once, over any lane. */
-static void test_trace(void **state) {
+/** A trace has each range exactly once, with any lane. */
+static void test_trace_has_each_range_once(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *host = large_state(3);
@@ -331,10 +333,10 @@ static void test_trace(void **state) {
 }
 
 /** If no memory can be pinned, everything goes through plain memory. */
-static void test_nothing_pinned(void **state) {
+static void test_works_without_pinned_memory(void **state) {
     setenv("WHERRY_PINNED_MIB", "0", 1);
     wh_pinned_trim();
-    test_large_state(state);
+    test_large_state_arrives(state);
     unsetenv("WHERRY_PINNED_MIB");
 }
 
@@ -357,11 +359,15 @@ int main(int count, char **arguments) {
     is_straight = strcmp(device_lane, "cuda_ipc") == 0 || strcmp(device_lane, "nccl") == 0;
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_large_state),      cmocka_unit_test(test_mixed_state),
-        cmocka_unit_test(test_to_other_devices), cmocka_unit_test(test_both_ways),
-        cmocka_unit_test(test_other_strides),    cmocka_unit_test(test_nothing_pinned),
-        cmocka_unit_test(test_random_states),    cmocka_unit_test(test_trace),
-        cmocka_unit_test(test_detail),
+        cmocka_unit_test(test_large_state_arrives),
+        cmocka_unit_test(test_host_and_device_memory_use_two_lanes),
+        cmocka_unit_test(test_receives_on_another_device),
+        cmocka_unit_test(test_two_ranks_send_to_each_other),
+        cmocka_unit_test(test_receives_into_other_strides),
+        cmocka_unit_test(test_works_without_pinned_memory),
+        cmocka_unit_test(test_random_states_arrive),
+        cmocka_unit_test(test_trace_has_each_range_once),
+        cmocka_unit_test(test_statistics_keep_the_right_detail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

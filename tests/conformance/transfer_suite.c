@@ -9,7 +9,7 @@
 
 static wherry_error error;
 
-static void test_random_states(void **state) {
+static void test_random_states_arrive(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wh_random random = {11};
@@ -27,7 +27,7 @@ static void test_random_states(void **state) {
     ferry_close(&world);
 }
 
-static void test_little_states(void **state) {
+static void test_small_states_arrive(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     int64_t none[] = {3, 0};
@@ -45,7 +45,7 @@ static void test_little_states(void **state) {
     ferry_close(&world);
 }
 
-static void test_large_state_and_its_figures(void **state) {
+static void test_statistics_of_a_large_state_are_right(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_large_state(3);
@@ -60,7 +60,7 @@ static void test_large_state_and_its_figures(void **state) {
         const wherry_stats *stats = &calls[1].stats;
         assert_string_equal(stats->lane, ferry_lane);
         assert_string_equal(calls[0].outcomes[0].stats.lane, ferry_lane);
-        assert_int_equal(stats->verified, verify == WHERRY_VERIFY_ON);
+        assert_int_equal(stats->checked, verify == WHERRY_VERIFY_ON);
         assert_int_equal(stats->tensors, 3001);
         assert_true(stats->bytes_moved == stats->bytes_wanted && stats->bytes_wanted > (21 << 20));
         assert_true(stats->total_seconds > 0 && stats->data_seconds > 0 && stats->data_seconds < stats->total_seconds);
@@ -71,7 +71,7 @@ static void test_large_state_and_its_figures(void **state) {
     ferry_close(&world);
 }
 
-static void test_several_destinations(void **state) {
+static void test_sends_to_several_destinations(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_large_state(9);
@@ -92,7 +92,7 @@ static void test_several_destinations(void **state) {
     ferry_close(&world);
 }
 
-static void test_one_destination_fails_and_the_other_does_not(void **state) {
+static void test_one_failed_destination_does_not_stop_the_other(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_tensor(100000, 1);
@@ -120,7 +120,7 @@ static void test_one_destination_fails_and_the_other_does_not(void **state) {
     ferry_close(&world);
 }
 
-static void test_steps(void **state) {
+static void test_both_sides_must_name_the_same_step(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_tensor(1000, 1);
@@ -147,7 +147,7 @@ static void test_steps(void **state) {
     ferry_close(&world);
 }
 
-static void test_nobody_at_the_other_side(void **state) {
+static void test_times_out_without_a_peer(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_tensor(1000, 1);
@@ -184,7 +184,7 @@ static void test_lanes_are_listed(void **state) {
     ferry_close(&world);
 }
 
-static void test_cancel(void **state) {
+static void test_cancel_ends_waiting_calls(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_tensor(1000, 1);
@@ -209,15 +209,13 @@ static void test_cancel(void **state) {
     ferry_close(&world);
 }
 
-/**
- * The lane of the suite, or another for a rank that sends to itself if the lane needs two ranks.
- */
+/** The lane of the suite; another one if a rank sends to itself and the lane needs two ranks. */
 static const char *lane_between(int32_t from, int32_t to) {
     return from == to && strcmp(ferry_lane, "blocks") == 0 ? "ring" : ferry_lane;
 }
 
 /** All ranks send to and receive from all others at once, with a different state per pair. */
-static void test_all_at_once(void **state) {
+static void test_all_ranks_transfer_at_once(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     for (int round = 0; round < 10; round++) {
@@ -271,7 +269,7 @@ static wherry_status count_allocation(void *context, uint64_t nbytes, wherry_dev
     return wherry_storage_allocate(nbytes, device, storage_p, NULL);
 }
 
-static void test_progress_and_allocation(void **state) {
+static void test_progress_and_allocation_callbacks_are_called(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_large_state(5);
@@ -299,7 +297,7 @@ static wherry_status no_target(void *context, const wherry_value **target_p) {
     return WHERRY_NOT_FOUND;
 }
 
-static void test_a_receiver_that_gives_up(void **state) {
+static void test_source_hears_that_the_receiver_gave_up(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_tensor(5000, 1);
@@ -314,7 +312,7 @@ static void test_a_receiver_that_gives_up(void **state) {
     ferry_close(&world);
 }
 
-static void test_arguments(void **state) {
+static void test_refuses_invalid_arguments(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_tensor(10, 1);
@@ -362,11 +360,11 @@ static void choose(const wh_group_kind *kind, const char *lane) {
 
 int wh_transfer_smoke_run(const wh_group_kind *kind, const char *lane) {
     static const struct CMUnitTest cases[] = {
-        cmocka_unit_test(test_little_states),
-        cmocka_unit_test(test_large_state_and_its_figures),
-        cmocka_unit_test(test_several_destinations),
-        cmocka_unit_test(test_one_destination_fails_and_the_other_does_not),
-        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_small_states_arrive),
+        cmocka_unit_test(test_statistics_of_a_large_state_are_right),
+        cmocka_unit_test(test_sends_to_several_destinations),
+        cmocka_unit_test(test_one_failed_destination_does_not_stop_the_other),
+        cmocka_unit_test(test_cancel_ends_waiting_calls),
     };
     choose(kind, lane);
     return cmocka_run_group_tests_name("transfer_smoke", cases, NULL, NULL);
@@ -374,28 +372,31 @@ int wh_transfer_smoke_run(const wh_group_kind *kind, const char *lane) {
 
 int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane) {
     static const struct CMUnitTest own[] = {
-        cmocka_unit_test(test_random_states),
-        cmocka_unit_test(test_little_states),
-        cmocka_unit_test(test_large_state_and_its_figures),
-        cmocka_unit_test(test_several_destinations),
-        cmocka_unit_test(test_one_destination_fails_and_the_other_does_not),
-        cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_nobody_at_the_other_side),
+        cmocka_unit_test(test_random_states_arrive),
+        cmocka_unit_test(test_small_states_arrive),
+        cmocka_unit_test(test_statistics_of_a_large_state_are_right),
+        cmocka_unit_test(test_sends_to_several_destinations),
+        cmocka_unit_test(test_one_failed_destination_does_not_stop_the_other),
+        cmocka_unit_test(test_both_sides_must_name_the_same_step),
+        cmocka_unit_test(test_times_out_without_a_peer),
         cmocka_unit_test(test_lanes_are_listed),
-        cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_all_at_once),
-        cmocka_unit_test(test_progress_and_allocation),
-        cmocka_unit_test(test_a_receiver_that_gives_up),
-        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_cancel_ends_waiting_calls),
+        cmocka_unit_test(test_all_ranks_transfer_at_once),
+        cmocka_unit_test(test_progress_and_allocation_callbacks_are_called),
+        cmocka_unit_test(test_source_hears_that_the_receiver_gave_up),
+        cmocka_unit_test(test_refuses_invalid_arguments),
     };
     choose(kind, lane);
     size_t count = sizeof(own) / sizeof(*own);
-    struct CMUnitTest *all = calloc(count + ferry_option_case_count + ferry_same_case_count, sizeof(*all));
+    struct CMUnitTest *all =
+        calloc(count + ferry_option_case_count + ferry_same_case_count + ferry_several_case_count, sizeof(*all));
     memcpy(all, own, sizeof(own));
     memcpy(all + count, ferry_option_cases, ferry_option_case_count * sizeof(*all));
     count += ferry_option_case_count;
     memcpy(all + count, ferry_same_cases, ferry_same_case_count * sizeof(*all));
     count += ferry_same_case_count;
+    memcpy(all + count, ferry_several_cases, ferry_several_case_count * sizeof(*all));
+    count += ferry_several_case_count;
     int failed = _cmocka_run_group_tests("transfer", all, count, NULL, NULL);
     free(all);
     return failed;

@@ -11,8 +11,7 @@
 int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane);
 
 /**
- * Runs a few of its cases only: for pairs of a group and a lane that the full suite covers
- * elsewhere.
+ * Runs only a few cases: for a group and a lane that the full suite covers in other combinations.
  */
 int wh_transfer_smoke_run(const wh_group_kind *kind, const char *lane);
 

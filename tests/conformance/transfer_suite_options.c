@@ -17,17 +17,17 @@ static wherry_error error;
 
 /** What one side does in its interrupt and progress callbacks. */
 typedef struct side {
-    atomic_bool *ends;   /**< It ends once this is true; NULL: never. */
-    atomic_bool *begins; /**< It is held once this is true; NULL: at once. */
-    atomic_bool *waits;  /**< While held, it waits for this; NULL: it is never held. */
-    atomic_bool held;    /**< It is, or was. */
-    atomic_bool shown;   /**< It has shown progress. */
-    atomic_uint asked;   /**< How often it was asked. */
-    uint64_t last_asked; /**< When it was called last. */
-    uint64_t ended;      /**< When it said yes. */
-    bool too_often;      /**< It was called twice within 50 ms. */
-    pthread_t thread;    /**< Who asked. */
-    bool other_thread;   /**< Not always the same. */
+    atomic_bool *ends;   /**< The interrupt callback returns true once this is true; NULL: never. */
+    atomic_bool *begins; /**< Callbacks block once this is true; NULL: at once. */
+    atomic_bool *waits;  /**< A blocked callback waits for this; NULL: callbacks do not block. */
+    atomic_bool held;    /**< A callback blocks, or has blocked. */
+    atomic_bool shown;   /**< The progress callback was called. */
+    atomic_uint asked;   /**< Number of calls of the interrupt callback. */
+    uint64_t last_asked; /**< Time of the last call. */
+    uint64_t ended;      /**< Time when it returned true. */
+    bool too_often;      /**< Two calls came within 50 ms. */
+    pthread_t thread;    /**< The thread of the first call. */
+    bool other_thread;   /**< Another thread called it too. */
 } side;
 
 static void wait_for(atomic_bool *what) {
@@ -66,7 +66,7 @@ static void show(void *context, const wherry_progress *progress) {
     hold(own);
 }
 
-/** Held when it has all bytes and has not confirmed them; set before threads start. */
+/** The side to block when it has all bytes, before it confirms them. Set before threads start. */
 static side *held_with_all;
 
 static void hold_at_point(const char *name) {
@@ -99,7 +99,7 @@ static void expect_interrupted(const ferry_call *call, const side *own, uint64_t
 }
 
 /** A call without a peer asks regularly and ends when told. */
-static void test_interrupted_while_waiting(void **state) {
+static void test_interrupt_ends_a_call_without_a_peer(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_tensor(1000, 1);
@@ -123,7 +123,7 @@ static void test_interrupted_while_waiting(void **state) {
 }
 
 /** A call that is never interrupted succeeds. */
-static void test_asked_in_vain(void **state) {
+static void test_call_succeeds_if_never_interrupted(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_large_state(3);
@@ -148,7 +148,7 @@ static void test_asked_in_vain(void **state) {
 }
 
 /** Interrupts the source while the receiver makes no progress. */
-static void test_interrupted_source(void **state) {
+static void test_interrupt_ends_the_source(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_large_state(5);
@@ -158,7 +158,7 @@ static void test_interrupted_source(void **state) {
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
     ask(calls, &sender);
     hold_with_all(&receiver);
-    /* if the group cannot buffer the source's last message */
+    /* needed if the group cannot buffer the source's last message */
     calls[1].options.no_progress_ms = 1500;
     ferry_start(calls);
     ferry_start(calls + 1);
@@ -173,8 +173,8 @@ static void test_interrupted_source(void **state) {
     ferry_close(&world);
 }
 
-/** Interrupts the receiver while the source, held after the first progress, makes none. */
-static void test_interrupted_receiver(void **state) {
+/** Interrupts the receiver while the source is blocked in its first progress callback. */
+static void test_interrupt_ends_the_receiver(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_large_state(7);
@@ -196,7 +196,7 @@ static void test_interrupted_receiver(void **state) {
     expect_interrupted(calls + 1, &receiver, wh_clock_now());
     atomic_store(&over, true);
     ferry_join(calls);
-    /* It may learn that all bytes arrived before it learns that the receiver gave up. */
+    /* The source may learn that all bytes arrived before it learns that the receiver gave up. */
     assert_true(calls[0].status == WHERRY_ABORTED || calls[0].status == WHERRY_OK ||
                 calls[0].status == WHERRY_TIMED_OUT);
     assert_true(calls[0].status != WHERRY_ABORTED || strstr(calls[0].error.message, "interrupted"));
@@ -205,8 +205,8 @@ static void test_interrupted_receiver(void **state) {
     ferry_close(&world);
 }
 
-/** With a cancel, which also reaches a source that pushes in the calling thread. */
-static void test_cancelled_in_the_middle(void **state) {
+/** A cancel also stops a source that pushes in the calling thread. */
+static void test_cancel_ends_both_sides_in_the_middle(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_large_state(9);
@@ -236,7 +236,7 @@ static void test_cancelled_in_the_middle(void **state) {
 }
 
 /** Random states into targets without some leaves, for which memory is allocated. */
-static void test_memory_for_what_the_target_lacks(void **state) {
+static void test_missing_leaves_of_the_target_get_memory(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wh_random random = {17};
@@ -258,7 +258,7 @@ static void test_memory_for_what_the_target_lacks(void **state) {
     ferry_close(&world);
 }
 
-/** A mesh of ranks 10 and 11; the shard of one of them. */
+/** The shard of rank 11 in a mesh of ranks 10 and 11. */
 wherry_value *ferry_shard_of_eleven(uint8_t seed) {
     int64_t two[] = {2};
     int64_t ranks[] = {10, 11};
@@ -282,8 +282,8 @@ wherry_value *ferry_shard_of_eleven(uint8_t seed) {
     return build_dict("w", value, NULL);
 }
 
-/** The box of a DTensor follows from the rank's number in meshes, not from that in the group. */
-static void test_ranks_as_meshes_name_them(void **state) {
+/** A DTensor's box depends on options.rank, the rank in its mesh, not on the rank in the group. */
+static void test_rank_in_the_mesh_decides_the_shard(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_shard_of_eleven(1);
@@ -326,7 +326,7 @@ static wherry_status refuse(void *context, const wherry_value *state) {
 }
 
 /** A receiver that rejects an offer receives nothing, and the source is told. */
-static void test_inspected(void **state) {
+static void test_receiver_can_reject_an_offer(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_tensor(1 << 20, 3);
@@ -376,7 +376,7 @@ static void damage(const wherry_value *target, uint64_t offset) {
 }
 
 /** Only chunks that differ move: none, one, those of small tensors, all. */
-static void test_only_what_differs(void **state) {
+static void test_only_chunks_that_differ_move(void **state) {
     (void)state;
     enum { CHUNK = 4 << 20 };
     ferry_world world = ferry_open();
@@ -407,17 +407,17 @@ static void test_only_what_differs(void **state) {
 }
 
 /**
- * If two tensors of the target are one tensor of the source, both must be right; gaps between
- * tensors do not count.
+ * A chunk that includes gaps between the rows of a tensor cannot be compared, so it always moves.
  */
-static void test_what_cannot_be_compared_is_asked_for(void **state) {
+static void test_chunks_that_cannot_be_compared_move(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     int64_t rows[] = {512, 100};
     int64_t strides[] = {200, 1};
     wherry_storage *storages[] = {build_storage(512 * 200, 1), build_storage(512 * 200, 1)};
     wherry_value *states[2];
-    for (int i = 0; i < 2; i++) { /* every second 100 bytes: the gaps travel along */
+    /* every second block of 100 bytes; the gaps are transferred too */
+    for (int i = 0; i < 2; i++) {
         states[i] = build_dict("w", build_tensor(storages[i], WHERRY_U8, 0, 2, rows, strides), NULL);
     }
     wherry_stats stats = receive_difference(&world, states[0], states[1]);
@@ -436,7 +436,7 @@ static void end_at_compare(const char *name) {
 }
 
 /** A receiver cancelled during the comparison has written nothing, and the source is told. */
-static void test_ended_while_comparing(void **state) {
+static void test_cancel_while_comparing_writes_nothing(void **state) {
     (void)state;
     must(wherry_cancel_create(&ended_at_point, &error));
     wh_point_hook = end_at_compare;
@@ -463,8 +463,8 @@ static void test_ended_while_comparing(void **state) {
 }
 
 typedef struct acceptance {
-    wherry_value *target; /**< Created once the offer is there. */
-    uint64_t nbytes;      /**< 0: as many as offered. */
+    wherry_value *target; /**< Created when the offer arrives. */
+    uint64_t nbytes;      /**< Size of the target; 0: that of the offer. */
 } acceptance;
 
 /** Creates a target for the offer. */
@@ -485,10 +485,9 @@ static wherry_status accept_nothing(void *context, const wherry_value *state, co
 }
 
 /**
- * A receiver that chooses its target after it has seen the offer: in place, checked like any
- * target.
+ * A receiver may choose its target when it sees the offer. The target is checked like any other.
  */
-static void test_accepted(void **state) {
+static void test_receiver_can_choose_a_target_for_the_offer(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_tensor(1 << 20, 3);
@@ -519,7 +518,7 @@ static void test_accepted(void **state) {
 }
 
 /** If ranks cannot come back, calls do not wait for a rank that has left. */
-static void test_to_a_rank_that_has_left(void **state) {
+static void test_calls_fail_at_once_if_the_rank_has_left(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     if (!wh_group_can(world.groups[0], WH_GROUP_REJOIN)) {
@@ -545,12 +544,18 @@ static void test_to_a_rank_that_has_left(void **state) {
 }
 
 const struct CMUnitTest ferry_option_cases[] = {
-    cmocka_unit_test(test_interrupted_while_waiting), cmocka_unit_test(test_asked_in_vain),
-    cmocka_unit_test(test_interrupted_source),        cmocka_unit_test(test_interrupted_receiver),
-    cmocka_unit_test(test_cancelled_in_the_middle),   cmocka_unit_test(test_memory_for_what_the_target_lacks),
-    cmocka_unit_test(test_ranks_as_meshes_name_them), cmocka_unit_test(test_inspected),
-    cmocka_unit_test(test_only_what_differs),         cmocka_unit_test(test_what_cannot_be_compared_is_asked_for),
-    cmocka_unit_test(test_ended_while_comparing),     cmocka_unit_test(test_accepted),
-    cmocka_unit_test(test_to_a_rank_that_has_left),
+    cmocka_unit_test(test_interrupt_ends_a_call_without_a_peer),
+    cmocka_unit_test(test_call_succeeds_if_never_interrupted),
+    cmocka_unit_test(test_interrupt_ends_the_source),
+    cmocka_unit_test(test_interrupt_ends_the_receiver),
+    cmocka_unit_test(test_cancel_ends_both_sides_in_the_middle),
+    cmocka_unit_test(test_missing_leaves_of_the_target_get_memory),
+    cmocka_unit_test(test_rank_in_the_mesh_decides_the_shard),
+    cmocka_unit_test(test_receiver_can_reject_an_offer),
+    cmocka_unit_test(test_only_chunks_that_differ_move),
+    cmocka_unit_test(test_chunks_that_cannot_be_compared_move),
+    cmocka_unit_test(test_cancel_while_comparing_writes_nothing),
+    cmocka_unit_test(test_receiver_can_choose_a_target_for_the_offer),
+    cmocka_unit_test(test_calls_fail_at_once_if_the_rank_has_left),
 };
 const size_t ferry_option_case_count = sizeof(ferry_option_cases) / sizeof(*ferry_option_cases);

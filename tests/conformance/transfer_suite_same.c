@@ -1,4 +1,6 @@
-/* The target and the source have equal states: no manifest is sent, and nothing is matched. */
+/*
+ * If the target has the same structure as the source, no manifest is sent and nothing is matched.
+ */
 #include <string.h>
 
 #include "conformance/transfer_world.h"
@@ -19,8 +21,7 @@ static void fill(const wherry_value *state, int value) {
 }
 
 /**
- * A receive into a target with state_p == NULL. The limits make it fail if it has to read a
- * manifest.
+ * A receive into a target with state_p == NULL. The limits make it fail if it must read a manifest.
  */
 static ferry_call receive_into(const ferry_world *world, int32_t at, int32_t from, wherry_value *target,
                                wherry_limits *limits) {
@@ -35,7 +36,7 @@ static ferry_call receive_into(const ferry_world *world, int32_t at, int32_t fro
 }
 
 /** Repeated transfers: only the bytes of the tensors differ. */
-static void test_same_state_again(void **state) {
+static void test_repeated_transfers_read_no_manifest(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_large_state(3);
@@ -64,10 +65,10 @@ static wherry_value *state_of_step(int64_t step, int64_t bytes, uint8_t seed) {
 }
 
 /**
- * If a value or a tensor differs, or the caller wants the state, the manifest is read. A limit on
- * its size shows which.
+ * If a value or a tensor differs, or the caller wants the state, the receiver reads the manifest. A
+ * limit on the manifest's size shows whether it does.
  */
-static void test_other_state_is_matched(void **state) {
+static void test_manifest_is_read_if_states_differ(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *target = state_of_step(1, 5000, 90);
@@ -104,9 +105,9 @@ static void test_other_state_is_matched(void **state) {
 }
 
 /**
- * The same local tensor of a DTensor is another box at another rank, so the fingerprints differ.
+ * A DTensor with the same local tensor has another box at another rank, so the fingerprints differ.
  */
-static void test_same_state_at_another_rank(void **state) {
+static void test_fingerprint_depends_on_the_rank(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     static const struct {
@@ -151,7 +152,7 @@ static void compare_storages(const wherry_value *one, const wherry_value *other)
 /**
  * With equal states nothing is matched, and the result is byte for byte the same as with matching.
  */
-static void test_same_state_is_not_matched(void **state) {
+static void test_equal_states_give_the_same_bytes_without_matching(void **state) {
     (void)state;
     enum { AS_RANK = 5 };
     ferry_world world = ferry_open();
@@ -171,7 +172,7 @@ static void test_same_state_is_not_matched(void **state) {
         calls[2].options.target = ferry_target;
         calls[2].options.target_context = targets[1];
         for (size_t k = 0; k < 3; k++) {
-            calls[k].options.rank = AS_RANK; /* local boxes are those of this rank */
+            calls[k].options.rank = AS_RANK; /* the rank that decides the local boxes */
         }
         ferry_run(calls, 3);
         for (size_t k = 0; k < 3; k++) {
@@ -205,10 +206,10 @@ static wherry_value *two_over(uint8_t *memory, int64_t bytes, size_t distance) {
 }
 
 /**
- * Targets that overlap although the sources do not are refused before anything is written, even if
- * the states are equal.
+ * If tensors of the target overlap and those of the source do not, the receive fails before it
+ * writes anything, even if the states are equal.
  */
-static void test_same_state_over_shared_memory(void **state) {
+static void test_refuses_overlapping_targets(void **state) {
     (void)state;
     enum { BYTES = 5000 };
     static uint8_t memory[2][3 * BYTES];
@@ -232,7 +233,7 @@ static void test_same_state_over_shared_memory(void **state) {
 }
 
 /** A receive with state_p == NULL and without a target fails before any byte moves. */
-static void test_nothing_is_received_in_vain(void **state) {
+static void test_refuses_a_receive_without_target_and_state(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = ferry_tensor(5000, 1);
@@ -259,7 +260,7 @@ static wherry_status accept_nothing(void *context, const wherry_value *offered, 
     return WHERRY_OK;
 }
 
-static void test_arguments_say_where_to_receive(void **state) {
+static void test_refuses_unclear_destinations(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *received;
@@ -268,7 +269,7 @@ static void test_arguments_say_where_to_receive(void **state) {
     must_fail(WHERRY_INVALID_ARGUMENT, error,
               wherry_checkpoint_send(world.transports[0], &to, 1, NULL, &options, NULL, &error));
     must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_checkpoint_recv(world.transports[0], 1, &options, NULL, &error));
-    assert_non_null(strstr(error.message, "where to receive"));
+    assert_non_null(strstr(error.message, "no target to receive into"));
     options.target = ferry_target;
     options.accept = accept_nothing;
     must_fail(WHERRY_INVALID_ARGUMENT, error,
@@ -278,12 +279,12 @@ static void test_arguments_say_where_to_receive(void **state) {
 }
 
 const struct CMUnitTest ferry_same_cases[] = {
-    cmocka_unit_test(test_same_state_again),
-    cmocka_unit_test(test_other_state_is_matched),
-    cmocka_unit_test(test_same_state_at_another_rank),
-    cmocka_unit_test(test_same_state_is_not_matched),
-    cmocka_unit_test(test_same_state_over_shared_memory),
-    cmocka_unit_test(test_nothing_is_received_in_vain),
-    cmocka_unit_test(test_arguments_say_where_to_receive),
+    cmocka_unit_test(test_repeated_transfers_read_no_manifest),
+    cmocka_unit_test(test_manifest_is_read_if_states_differ),
+    cmocka_unit_test(test_fingerprint_depends_on_the_rank),
+    cmocka_unit_test(test_equal_states_give_the_same_bytes_without_matching),
+    cmocka_unit_test(test_refuses_overlapping_targets),
+    cmocka_unit_test(test_refuses_a_receive_without_target_and_state),
+    cmocka_unit_test(test_refuses_unclear_destinations),
 };
 const size_t ferry_same_case_count = sizeof(ferry_same_cases) / sizeof(*ferry_same_cases);

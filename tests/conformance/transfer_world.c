@@ -63,6 +63,14 @@ ferry_call ferry_receive(const ferry_world *world, int32_t at, int32_t from) {
     return (ferry_call){.transport = world->transports[at], .ranks = {from}, .options = ferry_options()};
 }
 
+ferry_call ferry_receive_from_two(const ferry_world *world) {
+    ferry_call call = ferry_receive(world, 2, 0);
+    call.ranks[1] = 1;
+    call.source_count = 2;
+    call.options.step = 5;
+    return call;
+}
+
 static void *run(void *context) {
     ferry_call *call = context;
     if (call->count) {
@@ -70,8 +78,12 @@ static void *run(void *context) {
                                               call->outcomes, &call->error);
     } else {
         call->options.stats = call->options.stats ? call->options.stats : &call->stats;
-        call->status = wherry_checkpoint_recv(call->transport, call->ranks[0], &call->options,
-                                              call->in_target ? NULL : &call->received, &call->error);
+        wherry_value **received_p = call->in_target ? NULL : &call->received;
+        call->status =
+            call->source_count
+                ? wherry_checkpoint_recv_from(call->transport, call->ranks, call->source_count, &call->options,
+                                              received_p, &call->error)
+                : wherry_checkpoint_recv(call->transport, call->ranks[0], &call->options, received_p, &call->error);
     }
     return NULL;
 }
@@ -125,15 +137,6 @@ wherry_value *ferry_large_state(uint8_t seed) {
     return ferry_state(3000, 21 << 20, seed);
 }
 
-static int append_piece(void *context, const wherry_piece *piece) {
-    char **at = context;
-    for (uint64_t i = 0; i < piece->count; i++) {
-        memcpy(*at, (char *)wherry_storage_data(piece->storage) + piece->offset + i * piece->stride, piece->length);
-        *at += piece->length;
-    }
-    return 0;
-}
-
 wherry_value *ferry_expected(const wherry_value *source, const wherry_value *target, uint32_t flags) {
     wherry_prepare_options prepare;
     wherry_plan_options options;
@@ -156,9 +159,7 @@ wherry_value *ferry_expected(const wherry_value *source, const wherry_value *tar
     wherry_prepared_summarize(sent, &summary);
     char *bytes = malloc(summary.chunk_bytes + 16);
     for (uint64_t chunk = 0; chunk < summary.chunks; chunk++) {
-        char *at = bytes;
-        wherry_prepared_visit_chunk(sent, chunk, append_piece, &at);
-        must(wherry_plan_place(plan, chunk, bytes, (size_t)(at - bytes), &error));
+        must(wherry_plan_place(plan, chunk, bytes, copy_chunk(sent, chunk, bytes), &error));
     }
     must(wherry_plan_take_state(plan, &result, &error));
     free(bytes);

@@ -1,6 +1,6 @@
 /**
- * @file transfer_world.h  Shared by the cases of the transfer suite: ranks that are threads, each
- * with a transport.
+ * @file transfer_world.h  Ranks that are threads, each with a transport. Shared by the cases of the
+ * transfer suite.
  */
 #ifndef WH_TESTS_TRANSFER_WORLD_H
 #define WH_TESTS_TRANSFER_WORLD_H
@@ -12,7 +12,7 @@
 #include "lane/lanes.h"
 #include "support/build.h"
 #include "support/random_state.h"
-#include "transfer/transport.h"
+#include "transfer/serve.h"
 
 enum { FERRY_RANKS = 3, FERRY_MS = 20000 };
 
@@ -35,10 +35,12 @@ wherry_transfer_options ferry_options(void);
 /** One call of a rank, run by its own thread. */
 typedef struct ferry_call {
     wherry_transport *transport;
-    int32_t ranks[FERRY_RANKS]; /**< Destinations, or the source. */
-    size_t count;               /**< 0: receive. */
-    const wherry_value *state;  /**< Send: the state. */
-    bool in_target;             /**< Receive: only into the target, without a returned state. */
+    int32_t ranks[FERRY_RANKS]; /**< Destinations or sources. */
+    size_t count;               /**< Destinations; 0: receive. */
+    /** Receive: sources; 0: one, received with wherry_checkpoint_recv. */
+    size_t source_count;
+    const wherry_value *state; /**< Send: the state. */
+    bool in_target;            /**< Receive: only into the target, without a returned state. */
     wherry_value *received;
     wherry_transfer_options options;
     wherry_status status;
@@ -50,6 +52,9 @@ typedef struct ferry_call {
 
 ferry_call ferry_send(const ferry_world *world, int32_t from, int32_t to, const wherry_value *state);
 ferry_call ferry_receive(const ferry_world *world, int32_t at, int32_t from);
+
+/** Receives step 5 from ranks 0 and 1, at rank 2. */
+ferry_call ferry_receive_from_two(const ferry_world *world);
 
 /** Runs calls concurrently and waits for them. */
 void ferry_run(ferry_call *calls, size_t count);
@@ -82,18 +87,23 @@ void ferry_one(const ferry_world *world, const wherry_value *state, const wherry
                const wherry_value *twin, uint32_t flags);
 
 /**
- * What rank 1 must receive when rank 0 sends a state: the same state, with shards placed on rank 1;
- * into `target` unless it is NULL. All on the host. @param flags  WHERRY_PLAN_*.
+ * The state that rank 1 must receive from rank 0, on the host, with shards placed as on rank 1. It
+ * is stored in `target` unless that is NULL. @param flags  WHERRY_PLAN_*.
  */
 wherry_value *ferry_expected(const wherry_value *source, const wherry_value *target, uint32_t flags);
 
 /** A DTensor over ranks 10 and 11: half of it, filled from a seed. */
 wherry_value *ferry_shard_of_eleven(uint8_t seed);
 
-/** More cases: options (transfer_suite_options.c) and equal states (transfer_suite_same.c). */
+/**
+ * More cases: options (transfer_suite_options.c), equal states (transfer_suite_same.c) and several
+ * sources (transfer_suite_several.c).
+ */
 extern const struct CMUnitTest ferry_option_cases[];
 extern const size_t ferry_option_case_count;
 extern const struct CMUnitTest ferry_same_cases[];
 extern const size_t ferry_same_case_count;
+extern const struct CMUnitTest ferry_several_cases[];
+extern const size_t ferry_several_case_count;
 
 #endif

@@ -1,16 +1,16 @@
 /**
- * @file fake_cuda.h  A driver of CUDA that needs no device: what tests ask of it beyond the calls
- * that the library makes.
+ * @file fake_cuda.h  A fake CUDA driver that needs no device. This header has the functions for
+ * tests, beyond the driver's own API.
  *
- * Its devices are host memory that this process cannot touch at the address that it is given: code
- * that reads or writes device memory by itself dies. Streams are threads, so that what is not
- * waited for is not there. Copies outside an allocation, and kernels that reach host memory which
- * is not pinned, or memory of another device that was not opened for theirs, break the context, as
- * on a device. Tests find these functions by dlsym in the library that WHERRY_CUDA_LIBRARY names.
+ * Device memory is host memory, but its addresses are not accessible: code that reads or writes
+ * device memory directly crashes. Streams are threads, so results are missing unless the code waits
+ * for them. Invalid accesses break the context, as on a real device: copies outside an allocation,
+ * and kernels that access unpinned host memory or memory of another device without peer access.
+ * Tests find these functions with dlsym in the library that WHERRY_CUDA_LIBRARY names.
  *
- * Of the environment: FAKE_CUDA_DEVICES (2), FAKE_CUDA_NO_IPC (1: handles are refused),
- * FAKE_CUDA_NO_KERNEL (1: modules do not load), FAKE_CUDA_NO_PEERS (1: no device reaches another's
- * memory), FAKE_CUDA_DELAY_US (before each piece of work, 0).
+ * Environment variables: FAKE_CUDA_DEVICES (number of devices, default 2), FAKE_CUDA_NO_IPC (1: IPC
+ * handles fail), FAKE_CUDA_NO_KERNEL (1: modules do not load), FAKE_CUDA_NO_PEERS (1: no peer
+ * access between devices), FAKE_CUDA_DELAY_US (delay before each operation on a stream, default 0).
  */
 #ifndef WH_TESTS_FAKE_CUDA_H
 #define WH_TESTS_FAKE_CUDA_H
@@ -18,27 +18,27 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/** Where a byte of device memory really lies, for filling and looking; NULL where it is none. */
+/** The accessible host address of a byte of device memory; NULL if it is not device memory. */
 void *fake_cuda_shadow(const void *address);
 
-/** The same for as many bytes as lie in one allocation: those may lie end to end. */
+/** As fake_cuda_shadow. *part_p is how many of the `size` bytes are in the same allocation. */
 void *fake_cuda_shadow_part(const void *address, size_t size, size_t *part_p);
 
 /**
- * Lets call number `number` from now on answer `result`; 0: none. Calls by which a test or the
- * library only gives something back never fail.
+ * Makes the `number`-th call from now on return `result`; 0: none. Calls that only release
+ * something never fail.
  */
 void fake_cuda_fail_at(uint64_t number, int result);
 
-/** How many calls that may fail there were since fake_cuda_fail_at was last called. */
+/** Number of calls that can fail, since the last call of fake_cuda_fail_at. */
 uint64_t fake_cuda_calls(void);
 
-/** How often one was made: "cuLaunchKernel". */
+/** Number of calls of a driver function, such as "cuLaunchKernel". */
 uint64_t fake_cuda_count(const char *name);
 
 /**
- * Bytes of device memory that are allocated, and the most that were since fake_cuda_forget_peak; of
- * pinned memory; allocations of others that are open.
+ * Allocated bytes of device memory; their peak since fake_cuda_forget_peak; allocated bytes of
+ * pinned memory; number of open allocations of other processes.
  */
 size_t fake_cuda_device_bytes(void);
 size_t fake_cuda_device_peak(void);
@@ -47,25 +47,22 @@ size_t fake_cuda_imports(void);
 void fake_cuda_forget_peak(void);
 
 /**
- * The devices whose primary contexts this process has retained, a bit each: each costs memory of
- * the device.
+ * The devices whose primary contexts this process has retained, one bit per device. A real context
+ * costs device memory.
  */
 unsigned fake_cuda_contexts(void);
 
 /**
- * Work on a stream (NULL: device 0's default one): nothing behind it is done before
- * fake_cuda_open_gate.
+ * Queues a gate on a stream (NULL: the default stream of device 0). Later work on the stream waits
+ * until fake_cuda_open_gate.
  */
 void fake_cuda_shut_gate(void *stream);
 void fake_cuda_open_gate(void);
 
-/**
- * Work of another library on a stream: called in its turn, by the stream's thread. For
- * tests/fake_nccl/.
- */
+/** Queues a call on a stream; the stream's thread makes it. For tests/fake_nccl/. */
 void fake_cuda_put(void *stream, void (*call)(void *context), void *context);
 
-/** Breaks the contexts, as a fault in a kernel does; 0 mends them. */
+/** Breaks the contexts, as a fault in a kernel does; 0 repairs them. */
 void fake_cuda_break(int result);
 
 #endif

@@ -1,4 +1,4 @@
-/* Devices, contexts, modules; counting calls and letting them fail. */
+/* Devices, contexts and modules. Counts calls and makes them fail. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static uint64_t fail_number;
 static int fail_result;
 static atomic_int fault;
 static atomic_uint retained;
-static pid_t process; /* that has called cuInit: the driver is of no use behind a fork */
+static pid_t process; /* the process that called cuInit; the driver does not work after a fork */
 static _Thread_local fake_context *stack[STACK_MAX];
 static _Thread_local int depth;
 

@@ -1,4 +1,4 @@
-/** @file fake_internal.h  What the files of the fake driver share. */
+/** @file fake_internal.h  Shared by the source files of the fake driver. */
 #ifndef WH_TESTS_FAKE_INTERNAL_H
 #define WH_TESTS_FAKE_INTERNAL_H
 
@@ -33,17 +33,17 @@ extern fake_context fake_contexts[DEVICES_MAX];
 
 typedef enum fake_kind { FAKE_DEVICE, FAKE_PINNED, FAKE_RESERVED } fake_kind;
 
-/** A run of addresses. */
+/** A range of addresses. */
 typedef struct fake_block {
     fake_kind kind;
     char *address;
-    char *shadow; /**< Where its bytes are; NULL for what is only reserved. */
+    char *shadow; /**< Accessible address of the bytes; NULL if the range is only reserved. */
     size_t size;
     int device;
-    int fd;         /**< The memory. */
-    bool imported;  /**< Of another process. */
-    bool mapped;    /**< Made of a handle. */
-    unsigned reach; /**< The devices that reach it by themselves, a bit each. */
+    int fd;         /**< The memfd. */
+    bool imported;  /**< It belongs to another process. */
+    bool mapped;    /**< Mapped from a handle. */
+    unsigned reach; /**< Devices that can access it, one bit per device. */
     struct fake_block *next;
 } fake_block;
 
@@ -56,36 +56,34 @@ typedef struct fake_handle {
 } fake_handle;
 
 /**
- * Begins a call: counts it, and lets it fail where a test said so. @return OK, or what it answers.
+ * Begins a call of the driver: counts it, and makes it fail if a test asked for that. @return OK,
+ * or the result that the call must return.
  */
 int fake_call(const char *name, bool may_fail, bool needs_context);
 
 int fake_device_count(void);
 
-/** The device of the context that is current. */
+/** The device of the current context. */
 int fake_current_device(void);
 
 bool fake_setting(const char *name);
 
-/** Where [address, address + size) lies. NULL: not within one block; *kind_p is written else. */
+/** Accessible address of [address, address + size). Sets *kind_p. NULL: not within one block. */
 void *fake_resolve(const void *address, size_t size, fake_kind *kind_p);
 
-/** The same for as many bytes as lie in one block: mappings may lie side by side. */
+/** As fake_resolve. *part_p is how many of the `size` bytes are in the same block. */
 void *fake_resolve_part(const void *address, size_t size, size_t *part_p);
 
 /**
- * Whether a run goes beyond the allocation that it begins in, which the driver does not copy;
- * mapped memory may.
+ * True if a range ends outside the allocation in which it begins. The driver refuses to copy it,
+ * unless the memory is mapped.
  */
 bool fake_is_cut(const void *address, size_t size);
 
-/**
- * Whether a device reaches a byte by itself, as a kernel does; only what is some device's is asked
- * for.
- */
+/** True if a kernel on the device can access this byte of device memory. */
 bool fake_reaches(const void *address, int device);
 
-/** A fault of the device: everything answers this from now on. */
+/** Simulates a fault of the device: all calls return this result from now on. */
 void fake_fault(int result);
 
 int fake_faulted(void);

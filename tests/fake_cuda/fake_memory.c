@@ -1,6 +1,6 @@
 /*
- * Memory: each allocation of a device is a memfd, mapped where the fake itself reaches it, and
- * reserved without any right where the program thinks that it is.
+ * Memory. Each device allocation is a memfd with two ranges of addresses: one is mapped for the
+ * fake itself; the other, which the program gets, is reserved without access.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -17,7 +17,7 @@
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static fake_block **blocks; /* By address, but for what is only reserved. */
+static fake_block **blocks; /* Sorted by address, except reserved ranges. */
 static size_t block_count;
 static size_t block_capacity;
 static fake_block *reserved;
@@ -199,15 +199,13 @@ void fake_cuda_forget_peak(void) {
 
 /* ---- device memory ---- */
 
-/**
- * Addresses for a block, each behind the last one: allocations lie end to end, as those of a device
- * do.
- */
+/** Addresses for a block, directly after the last one: allocations are adjacent, as on a device. */
 static char *next_address(size_t size) {
     enum { PAGE = 4096 };
     static char *next;
     static char *end;
-    const size_t least = (size_t)1 << 36; /* a thread sanitizer leaves little more */
+    /* the thread sanitizer leaves little more address space */
+    const size_t least = (size_t)1 << 36;
     pthread_mutex_lock(&lock);
     if (!next || (size_t)(end - next) < size) {
         size_t room = size > least ? size : least;
@@ -222,7 +220,7 @@ static char *next_address(size_t size) {
     return address;
 }
 
-/** A block over a descriptor, which it takes over; at `address` where that is reserved already. */
+/** Creates a block and takes over the descriptor. NULL `address`: reserves a new range. */
 static fake_block *make_block(int fd, size_t size, int device, char *address) {
     fake_block *block = calloc(1, sizeof(*block));
     char *shadow = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -237,7 +235,7 @@ static fake_block *make_block(int fd, size_t size, int device, char *address) {
     return block;
 }
 
-/** Memory of a device, whose number is in its name: whoever imports it finds it there. */
+/** A memfd. Its name has the device number, so that an importing process can read it. */
 static int make_memory(size_t size, int device) {
     char name[32];
     snprintf(name, sizeof(name), "fake_cuda.%d", device);
@@ -260,13 +258,13 @@ int cuMemAlloc_v2(uint64_t *address, size_t size) {
     }
     fake_block *block = make_block(fd, size, fake_current_device(), NULL);
     block->reach = 1U << fake_current_device();
-    memset(block->shadow, 0xA5, size); /* new memory holds anything */
+    memset(block->shadow, 0xA5, size); /* new memory has arbitrary content */
     add(block);
     *address = (uint64_t)(uintptr_t)block->address;
     return OK;
 }
 
-/** Ends a block of a kind. */
+/** Frees a block of this kind. */
 static int end(uint64_t address, fake_kind kind, bool mapped, bool imported, bool keep_address) {
     pthread_mutex_lock(&lock);
     fake_block *block = find_kind(address, kind, mapped);
@@ -329,7 +327,7 @@ int cuPointerGetAttribute(void *data, int attribute, uint64_t address) {
     case 9: /* device */
         *(int *)data = copy.device;
         return OK;
-    case 10: /* has a handle */
+    case 10: /* whether it has a handle */
         *(int *)data = !copy.mapped;
         return OK;
     case 18: /* size of the mapping */
@@ -360,7 +358,7 @@ int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
 
 /* ---- other processes ---- */
 
-/** What a handle of 64 bytes holds. */
+/** The content of a 64-byte IPC handle. */
 typedef struct ticket {
     char magic[8];
     int32_t process;
@@ -370,7 +368,7 @@ typedef struct ticket {
     char rest[36];
 } ticket;
 
-_Static_assert(sizeof(ticket) == 64, "as long as the driver's");
+_Static_assert(sizeof(ticket) == 64, "a handle has the driver's size");
 
 typedef struct ipc_handle {
     char bytes[64];
@@ -433,7 +431,7 @@ int cuIpcCloseMemHandle(uint64_t address) {
     return result == OK ? end(address, FAKE_DEVICE, false, true, false) : result;
 }
 
-/* ---- memory that is mapped: expandable segments ---- */
+/* ---- mapped memory, as in expandable segments ---- */
 
 typedef struct properties {
     int type;

@@ -1,6 +1,4 @@
-/*
- * Streams: a thread each, which does the work in its order, behind the back of whoever queued it.
- */
+/* Streams. Each is a thread that does the queued work in order, asynchronously. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +9,11 @@
 /* The driver's functions have no header here. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-/** Under events_lock. */
+/** Protected by events_lock. */
 typedef struct fake_event {
-    unsigned long recorded; /**< How often it was put on a stream, */
-    unsigned long reached;  /**< and how often that was reached. */
-    bool destroyed;         /**< It goes when nothing is under way to it. */
+    unsigned long recorded; /**< How often it was put on a stream. */
+    unsigned long reached;  /**< How often a stream reached it. */
+    bool destroyed;         /**< It is freed once reached == recorded. */
 } fake_event;
 
 static pthread_mutex_t events_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -28,7 +26,7 @@ typedef struct work {
     uint64_t from;
     size_t size;
     unsigned count;
-    int device; /**< That does it. */
+    int device; /**< The device that does the work. */
     fake_event *event;
     void (*call)(void *context);
     void *context;
@@ -45,7 +43,7 @@ typedef struct fake_stream {
     bool busy;
 } fake_stream;
 
-/** As cuda_copy.cl has it. */
+/** Same layout as in cuda_copy.cl. */
 typedef struct tile {
     uint64_t from;
     uint64_t to;
@@ -60,7 +58,7 @@ static pthread_mutex_t defaults_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- the work ---- */
 
-/** A copy by the device: both sides must be its own, or pinned. */
+/** A copy by the device. Both sides must be device memory or pinned, unless `pageable`. */
 static void copy_on_device(uint64_t to, uint64_t from, size_t size, bool pageable) {
     while (size) {
         size_t part = size;
@@ -205,7 +203,7 @@ static fake_stream *make(int device) {
     return stream;
 }
 
-/** The stream, or the default one of the device whose context is current. */
+/** The stream, or the default stream of `device` if it is NULL. */
 static fake_stream *stream_of(void *stream, int device) {
     if (stream) {
         return stream;
@@ -288,7 +286,7 @@ int cuMemcpyAsync(uint64_t to, uint64_t from, size_t size, void *stream) {
     fake_stream *own = stream_of(stream, fake_current_device());
     put(own, (work){.kind = COPY, .to = to, .from = from, .size = size, .count = pageable});
     if (pageable) {
-        drain(own); /* as the driver does, by way of memory of its own */
+        drain(own); /* the driver also waits here, because it copies through its own memory */
     }
     return OK;
 }
@@ -362,7 +360,7 @@ int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned gr
     return result;
 }
 
-/* What benchmarks and tests call themselves, and the library does not: done when it returns. */
+/* Synchronous calls, used by benchmarks and tests but not by the library. */
 
 static int copy_now(uint64_t to, uint64_t from, size_t size) {
     fake_stream *own = stream_of(NULL, fake_current_device());

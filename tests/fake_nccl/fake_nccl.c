@@ -16,7 +16,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#pragma GCC diagnostic ignored "-Wmissing-prototypes" /* NCCL's own names have no header here */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes" /* NCCL's functions have no header here */
 
 enum { OK, CUDA_ERROR, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, IN_PROGRESS };
 
@@ -26,7 +26,7 @@ typedef struct unique {
     char bytes[ID_BYTES];
 } unique;
 
-/** As NCCL 2.18 has it. */
+/** Same layout as in NCCL 2.18. */
 typedef struct config {
     size_t size;
     unsigned magic;
@@ -44,12 +44,12 @@ typedef struct comm {
     unique name;
     int fd;
     int listener;
-    atomic_bool met;   /**< Or given up: the thread that does it has ended. */
-    atomic_int result; /**< What it is asked for. */
+    atomic_bool met;   /**< The thread that connects has ended, successfully or not. */
+    atomic_int result; /**< The result of ncclCommGetAsyncError. */
     atomic_bool aborted;
-    atomic_int references; /**< Its owner's, and one for each message. */
+    atomic_int references; /**< One for the owner and one per message. */
     struct operation *pending;
-    int polls; /**< How often it was asked for the pending one. */
+    int polls; /**< Number of queries about `pending`. */
 } comm;
 
 typedef struct operation {
@@ -92,7 +92,7 @@ static bool is_set(const char *name) {
     return text && strcmp(text, "1") == 0;
 }
 
-/** Begins a call that may fail. */
+/** Counts a call that can fail. @return OK, or the result that the call must return. */
 static int count_call(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, find_driver);
@@ -144,15 +144,15 @@ static void release(comm *c) {
     }
 }
 
-/* ---- meeting ---- */
+/* ---- connecting ---- */
 
 static socklen_t address_of(const unique *name, struct sockaddr_un *address) {
     *address = (struct sockaddr_un){.sun_family = AF_UNIX};
-    memcpy(address->sun_path + 1, name->bytes, 32); /* abstract */
+    memcpy(address->sun_path + 1, name->bytes, 32); /* an abstract socket */
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 33);
 }
 
-/** Waits until a descriptor is ready. @return false: aborted. */
+/** Waits until a descriptor is ready. @return false if aborted. */
 static bool await_fd(const comm *c, int fd, short events) {
     struct pollfd one = {fd, events, 0};
     while (!atomic_load(&c->aborted)) {
@@ -205,7 +205,7 @@ int ncclGetVersion(int *version) {
 }
 
 const char *ncclGetErrorString(int result) {
-    return result == REMOTE_ERROR ? "remote process exited or there was a network error" : "an error of the fake";
+    return result == REMOTE_ERROR ? "remote process exited or there was a network error" : "an error of the fake NCCL";
 }
 
 const char *ncclGetLastError(comm *c) {
@@ -303,7 +303,7 @@ int ncclCommAbort(comm *c) {
 
 /* ---- messages ---- */
 
-/** Moves bytes of the host. @return false: aborted, or the peer is gone. */
+/** Moves bytes in host memory. @return false if aborted or the peer is gone. */
 static bool move_bytes(comm *c, char *data, uint64_t count, bool sends) {
     while (count) {
         if (!await_fd(c, c->fd, sends ? POLLOUT : POLLIN)) {
@@ -323,7 +323,7 @@ static bool move_bytes(comm *c, char *data, uint64_t count, bool sends) {
     return true;
 }
 
-/** Whether all of a message lies in memory of devices. */
+/** True if the whole message is in device memory. */
 static bool is_device_memory(const char *data, size_t count) {
     size_t part = 0;
     while (count && driver.shadow_part(data, count, &part)) {
@@ -333,7 +333,7 @@ static bool is_device_memory(const char *data, size_t count) {
     return count == 0;
 }
 
-/** Moves a message, an allocation after the other. */
+/** Moves a message, one allocation at a time. */
 static bool move_message(comm *c, const char *data, size_t count, bool sends) {
     size_t part = 0;
     bool fine = true;
@@ -349,7 +349,7 @@ static bool stalls(void) {
     return text && atomic_load(&messages) >= strtoul(text, NULL, 10);
 }
 
-/** On the stream: a message as the device moves it. */
+/** Runs on the stream: moves one message. */
 static void work(void *context) {
     operation *o = context;
     comm *c = o->comm;
@@ -368,7 +368,7 @@ static void work(void *context) {
         atomic_compare_exchange_strong(&c->result, &fine, fault);
     }
     while ((fault != OK || stalls()) && !atomic_load(&c->aborted)) {
-        usleep(LOOK_MS * 1000); /* a kernel that waits for its peer */
+        usleep(LOOK_MS * 1000); /* as a kernel that waits for its peer */
     }
     release(c);
     free(o);
@@ -379,7 +379,8 @@ int ncclCommGetAsyncError(comm *c, int *result) {
     if (*result == OK && c->pending && ++c->polls < POLLS) {
         *result = IN_PROGRESS;
     }
-    int answer = *result == IN_PROGRESS ? OK : count_call(); /* how often that is, nobody knows */
+    /* Queries in progress are not counted, because their number varies. */
+    int answer = *result == IN_PROGRESS ? OK : count_call();
     if (answer == OK && *result == OK && c->pending) {
         driver.put(c->pending->stream, work, c->pending);
         c->pending = NULL;

@@ -1,32 +1,30 @@
 /**
- * @file fake_nccl.h  A NCCL that needs no device: what tests ask of it beyond the calls that the
- * library makes.
+ * @file fake_nccl.h  A fake NCCL that needs no device. This header has the functions for tests,
+ * beyond NCCL's own API.
  *
- * A communicator of two ranks is a Unix socket, and a message is work on a stream of the fake
- * driver (tests/fake_cuda/). It does nothing at once, as the real one with blocking = 0: a message
- * gets on the stream only after it was asked for the second time whether it has. Memory that is not
- * a device's, lengths that differ and calls before the last one is through are faults. A message to
- * a peer that is gone waits until the communicator is aborted, as a kernel does. Tests find these
- * functions by dlsym in the library that WHERRY_NCCL_LIBRARY names.
+ * A communicator has two ranks, connected by a Unix socket. A message is work on a stream of the
+ * fake driver (tests/fake_cuda/). As in NCCL with blocking = 0, calls return before they are done:
+ * a message is queued on the stream at the second query of its state. Errors: a buffer outside
+ * device memory, lengths that differ between the ranks, and a call while another is in progress. A
+ * message to a peer that is gone waits until the communicator is aborted, as a kernel does. Tests
+ * find these functions with dlsym in the library that WHERRY_NCCL_LIBRARY names.
  *
- * Of the environment: FAKE_NCCL_VERSION (22707), FAKE_NCCL_REFUSE (1: the two never become a
- * communicator), FAKE_NCCL_DEAF (1: nor does it say so), FAKE_NCCL_STALL (of a number of messages
- * that go through: those behind them do not).
+ * Environment variables: FAKE_NCCL_VERSION (default 22707), FAKE_NCCL_REFUSE (1: creating a
+ * communicator fails), FAKE_NCCL_DEAF (1: creating a communicator never ends), FAKE_NCCL_STALL
+ * (number of messages that succeed; later ones hang).
  */
 #ifndef WH_TESTS_FAKE_NCCL_H
 #define WH_TESTS_FAKE_NCCL_H
 
 #include <stdint.h>
 
-/** Lets call number `number` from now on answer `result`; 0: none. */
+/** Makes the `number`-th call from now on return `result`; 0: none. */
 void fake_nccl_fail_at(uint64_t number, int result);
 
-/** How many calls that may fail there were since fake_nccl_fail_at was last called. */
+/** Number of calls that can fail, since the last call of fake_nccl_fail_at. */
 uint64_t fake_nccl_calls(void);
 
-/**
- * Communicators that were begun, that were aborted, and messages that are through, of this process.
- */
+/** Per process: communicators created, communicators aborted, and messages completed. */
 uint64_t fake_nccl_begun(void);
 uint64_t fake_nccl_aborted(void);
 uint64_t fake_nccl_messages(void);

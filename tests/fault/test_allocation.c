@@ -1,6 +1,6 @@
 /*
- * Every allocation fails in turn. Whatever the library was doing then answers WHERRY_NO_MEMORY,
- * gives everything back, and leaves what it was given as it was.
+ * Every allocation fails in turn. The function that needed the memory returns WHERRY_NO_MEMORY,
+ * frees everything it has allocated, and does not change its arguments.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +19,7 @@
 enum { STATES = 25 };
 
 static long allocations; /* so far */
-static long live;        /* not given back */
+static long live;        /* not freed */
 static long failing;     /* the number of the allocation that fails; -1: none */
 
 static int fails(void) {
@@ -60,20 +60,20 @@ static int tear_down(void **state) {
     return 0;
 }
 
-/** What a body works on. */
+/** The arguments of a body. */
 typedef struct subject {
     wherry_value *source;
     wherry_value *target;
-    wherry_value *thin; /**< The same, without some of its leaves. */
+    wherry_value *thin; /**< The same state without some of its leaves. */
     void *bytes;
     size_t size;
     wherry_error error;
 } subject;
 
-/** Does one thing, gives everything back, and returns its status. */
+/** Does one thing, frees everything, and returns its status. */
 typedef wherry_status (*body)(subject *s);
 
-/** Runs a body until it succeeds, the first allocation failing, then the second, and so on. */
+/** Runs a body with the first allocation failing, then the second, until it succeeds. */
 static void fail_each(const char *name, body run, subject *s) {
     for (long n = 0;; n++) {
         long before = live;
@@ -87,7 +87,7 @@ static void fail_each(const char *name, body run, subject *s) {
         }
         if (status == WHERRY_OK) {
             if (allocations > n) {
-                fail_msg("%s: allocation %ld failed and nobody noticed", name, n);
+                fail_msg("%s: allocation %ld failed, but the call succeeded", name, n);
             }
             return;
         }
@@ -116,7 +116,7 @@ static wherry_status encode(subject *s) {
     return status;
 }
 
-/** In one walk; what comes of it is what comes of two. */
+/** Prepares in one walk, with the same result as in two. */
 static wherry_status encode_at_once(subject *s) {
     wherry_prepared *prepared;
     void *bytes;

@@ -1,8 +1,8 @@
 /*
- * Transfers by blocks that go wrong, over a table whose calls any thread may make, and over one
- * that only the thread inside the call may use: then that thread moves the bytes and looks after
- * the conversation as well; with a block a chunk, and with blocks of several. Whatever happens,
- * both sides end in time, no operation is left, and no memory is written to later.
+ * Faults of the blocks lane. The cases run over a table that any thread may call, and over one that
+ * only the thread inside the transfer may call, which then both moves the bytes and runs the
+ * conversation. A block has one chunk or several. In all cases both sides end in time, no operation
+ * is left, and no memory is written later.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -17,13 +17,13 @@
 enum { RANKS = 4, BODY = (22 << 20) + 5, CHUNKS = 6, SOON_MS = 5000, STALE_MS = 1500, AFTER = 2 };
 
 /**
- * Blocks of up to 8 MiB: chunks 0 and 1, 2 and 3, 4, and 5, which has the beginning of another
- * tensor in it.
+ * Blocks of up to 8 MiB have chunks 0 and 1; 2 and 3; 4; and 5, which also has the beginning of
+ * another tensor.
  */
 enum { LONG_MIB = 8, LONG_BLOCKS = 4 };
 
 static wherry_error error;
-static wh_blocks_limits standard; /* what holds where no test has changed it */
+static wh_blocks_limits standard; /* the default limits, which tests change */
 
 typedef struct world {
     callback_hub *hub;
@@ -31,14 +31,11 @@ typedef struct world {
     wherry_transport *transports[RANKS];
 } world;
 
-/**
- * What the case is run over: with all that a table can have, or without anything; and how long
- * blocks may be.
- */
+/** The table that a case runs over, and the maximum length of a block. */
 typedef struct kind {
     uint32_t flags;
     uint8_t longest_mib;
-    size_t blocks; /**< So many are the state. */
+    size_t blocks; /**< Number of blocks of the state. */
     bool bare;     /**< The table has no put and get. */
 } kind;
 
@@ -47,7 +44,7 @@ static const kind kinds[] = {{CALLBACK_HUB_ALL, 0, CHUNKS, false},
                              {0, 0, CHUNKS, false},
                              {CALLBACK_HUB_ALL, LONG_MIB, LONG_BLOCKS, false}};
 
-/** The first two have something of each, for cases that take their time. */
+/** Slow cases run only over the first two kinds, which together have every property. */
 enum { KINDS = 4, SOME_KINDS = 2 };
 
 static world open_world(kind of) {
@@ -69,7 +66,7 @@ static void close_world(world *w) {
         wherry_transport_destroy(w->transports[rank]);
         wh_group_destroy(w->groups[rank]);
     }
-    callback_hub_close(w->hub); /* ends the test where an operation is left */
+    callback_hub_close(w->hub); /* fails the test if an operation is left */
 }
 
 static wherry_value *make_state(uint8_t seed) {
@@ -112,7 +109,7 @@ static void expect(const ferry_call *call, wherry_status status) {
     }
 }
 
-/** The two go on as if nothing had been. */
+/** The next transfer between the two ranks must succeed. */
 static void expect_next_works(const world *w, int32_t rank, const wherry_value *state) {
     ferry_call calls[] = {send_to(w, state, 1), receive_at(w, rank, NULL)};
     calls[0].ranks[0] = rank;
@@ -126,8 +123,8 @@ static void expect_next_works(const world *w, int32_t rank, const wherry_value *
 }
 
 /**
- * Waits until so many blocks have moved to a rank, and both it and the source have others under way
- * that do not move.
+ * Waits until `count` blocks have moved to a rank, and both it and the source have started others,
+ * which do not move.
  */
 static void await_standstill(const world *w, int32_t rank, size_t count) {
     bool there = false;
@@ -148,10 +145,10 @@ static uint64_t ms_since(uint64_t begin) {
 }
 
 /**
- * Either side is cancelled in the middle. The other learns it at once; and what the source puts
- * later does not land in memory that is the user's again.
+ * Either side is cancelled during the transfer. The other side learns it at once. Blocks that the
+ * source puts later are not written to memory that belongs to the user again.
  */
-static void test_cancel_in_the_middle(void **state) {
+static void test_cancel_during_a_transfer(void **state) {
     (void)state;
     for (int i = 0; i < 2 * KINDS; i++) {
         bool at_source = i & 1;
@@ -196,7 +193,7 @@ static void note_release(void *context, void *data) {
 
 /** A state of one tensor whose storage says when it is released. */
 static wherry_value *make_watched(bool *released) {
-    static uint8_t memory[BODY]; /* never freed, as somebody goes on writing to it */
+    static uint8_t memory[BODY]; /* never freed, because the hub still writes to it */
     int64_t shape[] = {BODY};
     wherry_storage *storage;
     wherry_value *tensor;
@@ -209,12 +206,12 @@ static wherry_value *make_watched(bool *released) {
 }
 
 /**
- * Where the table cannot take back what it has begun to receive, nothing of that is freed: neither
- * scratch and new tensors, nor what a target has.
+ * If the table cannot cancel its receives, none of their memory is freed: neither scratch memory
+ * and new tensors, nor the tensors of a target.
  */
 static void test_memory_that_stays_in_use(void **state) {
     (void)state;
-    /* into new memory; in place; and with nothing wanted beside the target */
+    /* into new memory; into a target; and into a target without a returned state */
     for (int i = 0; i < 3 * KINDS; i++) {
         bool released = false;
         world w = open_world(kinds[i / 3]);
@@ -223,7 +220,7 @@ static void test_memory_that_stays_in_use(void **state) {
         wherry_cancel *cancel;
         must(wherry_cancel_create(&cancel, &error));
         ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, target)};
-        calls[0].options.no_progress_ms = STALE_MS; /* nobody tells it */
+        calls[0].options.no_progress_ms = STALE_MS; /* the receiver cannot tell it */
         calls[1].options.cancel = cancel;
         calls[1].in_target = i % 3 == 2;
         callback_hub_hold(w.hub, 1, AFTER);
@@ -235,7 +232,7 @@ static void test_memory_that_stays_in_use(void **state) {
         ferry_join(calls + 1);
         wherry_value_destroy(target);
         assert_false(released);
-        /* an address sanitizer would see that it was freed */
+        /* an address sanitizer reports a write to freed memory */
         assert_true(callback_hub_write_late(w.hub, 1) > 0);
         expect(calls + 1, WHERRY_CANCELLED);
         assert_non_null(strstr(calls[1].error.message, "may still be written to"));
@@ -248,8 +245,8 @@ static void test_memory_that_stays_in_use(void **state) {
 }
 
 /**
- * A rank dies in the middle. A table that notices it says so; without that it is the silence that
- * ends the other side.
+ * A rank dies during the transfer. If the table notices deaths, the other side gets PEER_LOST, else
+ * it times out.
  */
 static void test_a_side_dies(void **state) {
     (void)state;
@@ -278,10 +275,10 @@ static void test_a_side_dies(void **state) {
 }
 
 /**
- * Three receivers, of which one stands still: the others are served meanwhile, also by one thread
- * alone.
+ * One of three receivers makes no progress. The source serves the others meanwhile, also if it has
+ * only one thread.
  */
-static void test_one_of_three_stands_still(void **state) {
+static void test_one_of_three_makes_no_progress(void **state) {
     (void)state;
     for (int i = 0; i < SOME_KINDS; i++) {
         world w = open_world(kinds[i]);
@@ -292,7 +289,7 @@ static void test_one_of_three_stands_still(void **state) {
         callback_hub_hold(w.hub, 1, AFTER);
         ferry_start(calls);
         ferry_start(calls + 1);
-        await_standstill(&w, 1, AFTER); /* it is being served when the others ask */
+        await_standstill(&w, 1, AFTER); /* the source is serving it when the others ask */
         uint64_t begin = wh_clock_now();
         ferry_start(calls + 2);
         ferry_start(calls + 3);
@@ -318,7 +315,7 @@ static void test_one_of_three_stands_still(void **state) {
     }
 }
 
-/** Three that all get on: none waits for the end of another. */
+/** Three receivers at once. None waits until another one is done. */
 static void test_three_at_once(void **state) {
     (void)state;
     for (int i = 0; i < 2 * KINDS; i++) {
@@ -332,7 +329,7 @@ static void test_three_at_once(void **state) {
         for (int rank = 1; rank < RANKS; rank++) {
             expect(calls + rank, WHERRY_OK);
             assert_string_equal(calls[rank].stats.lane, "blocks");
-            assert_int_equal(calls[rank].stats.verified, !(i & 1));
+            assert_int_equal(calls[rank].stats.checked, !(i & 1));
             assert_int_equal(callback_hub_moved(w.hub, rank), kinds[i / 2].blocks);
             assert_int_equal(callback_hub_abandoned(w.hub, rank), 0);
             must(wherry_value_compare(source, calls[rank].received, WHERRY_COMPARE_ALL, &error));
@@ -344,7 +341,7 @@ static void test_three_at_once(void **state) {
     }
 }
 
-/** A receiver that stops in the middle, until the other one is done. */
+/** A point where a receiver waits until the other one is done. */
 typedef struct pause_point {
     atomic_bool begun;
     atomic_bool go_on;
@@ -360,8 +357,8 @@ static void wait_in_the_middle(void *context, const wherry_trace_event *event) {
 }
 
 /**
- * Over a table without put and get too, each of two receivers is served while the other stands
- * still in the middle.
+ * Also over a table without put and get, one of two receivers is served while the other one waits
+ * in the middle of its transfer.
  */
 static void test_two_at_once_without_put_and_get(void **state) {
     (void)state;
@@ -378,7 +375,7 @@ static void test_two_at_once_without_put_and_get(void **state) {
         for (int k = 0; k < FERRY_MS && !atomic_load(&middle.begun); k++) {
             usleep(1000);
         }
-        /* it has a chunk, and is being served when the other asks */
+        /* it has a chunk, and the source is serving it when the other one asks */
         assert_true(atomic_load(&middle.begun));
         ferry_start(calls + 3 - slow);
         ferry_join(calls + 3 - slow);
@@ -399,9 +396,9 @@ static void test_two_at_once_without_put_and_get(void **state) {
 }
 
 /**
- * A byte that changes on the way is noticed by the digest, which comes by message, and the chunk is
- * asked for again. It is the one in the middle of a block: of two chunks the second. So long blocks
- * come again as chunks 1, 3 and 4 together, and 5.
+ * A byte changes on the way. The receiver notices it by the digest, which comes in a message, and
+ * asks for the chunk again. The byte is in the middle of a block, so of two chunks the second one
+ * is damaged. Long blocks are therefore sent again as chunks 1, 3 and 4 together, and 5.
  */
 static void test_damage(void **state) {
     (void)state;
@@ -412,7 +409,7 @@ static void test_damage(void **state) {
             size_t damaged;
             uint32_t retries;
             size_t moved;
-        } by_length[2]; /* a block a chunk; long ones */
+        } by_length[2]; /* one chunk per block; long blocks */
     } cases[] = {{WHERRY_VERIFY_DEFAULT, WHERRY_OK, {{1, 1, CHUNKS + 1}, {1, 1, LONG_BLOCKS + 1}}},
                  {WHERRY_VERIFY_ON,
                   WHERRY_OK,
@@ -445,7 +442,7 @@ static void test_damage(void **state) {
     }
 }
 
-/** Two matrices of 4 bytes an element, with strides of their own. */
+/** Compares two matrices of 4 bytes per element that may have different strides. */
 static void expect_same_elements(const wherry_value *a, const wherry_value *b) {
     const wherry_tensor *one = wherry_tensor_get(wherry_dict_get(a, "w"));
     const wherry_tensor *other = wherry_tensor_get(wherry_dict_get(b, "w"));
@@ -454,15 +451,15 @@ static void expect_same_elements(const wherry_value *a, const wherry_value *b) {
             int64_t at = row * one->strides[0] + column * one->strides[1];
             int64_t there = row * other->strides[0] + column * other->strides[1];
             if (memcmp(bytes_of(a) + 4 * at, bytes_of(b) + 4 * there, 4) != 0) {
-                fail_msg("element %d, %d is not the source's", (int)row, (int)column);
+                fail_msg("element %d, %d differs from the source", (int)row, (int)column);
             }
         }
     }
 }
 
 /**
- * Into a tensor whose bytes do not lie end to end: rows with gaps between them, and the other way
- * round. Damaged chunks come again there too.
+ * Receives into tensors that are not contiguous: rows with gaps between them, and a transposed
+ * matrix. Damaged chunks are sent again there too.
  */
 static void test_other_strides(void **state) {
     (void)state;
@@ -493,10 +490,10 @@ static void test_other_strides(void **state) {
 }
 
 /**
- * Without being told anything a block has up to 64 MiB; where either side is less patient than 10
- * s, it is a chunk.
+ * By default a block has up to 64 MiB. If no_progress_ms of either side is less than 10 s, a block
+ * is a chunk.
  */
-static void test_length_by_patience(void **state) {
+static void test_length_depends_on_no_progress_ms(void **state) {
     (void)state;
     static const struct {
         int64_t source_ms;
@@ -521,16 +518,15 @@ static void test_length_by_patience(void **state) {
     }
 }
 
-/** What the table's functions fail with ends both sides soon, each with its reason. */
-static void test_a_table_that_fails(void **state) {
+/** If a function of the table fails, both sides end soon, each with its reason. */
+static void test_a_table_fails(void **state) {
     (void)state;
     for (int i = 0; i < 8 * SOME_KINDS; i++) {
         int which = i % 4; /* put and finish at the source, get and finish at the receiver */
         int side = which / 2;
         bool finish = which % 2;
-        wherry_status answer =
-            /* of its own accord: nobody has asked for it */
-            i % 8 < 4 ? WHERRY_SYSTEM : WHERRY_CANCELLED;
+        /* the table may return CANCELLED although the call was not cancelled */
+        wherry_status answer = i % 8 < 4 ? WHERRY_SYSTEM : WHERRY_CANCELLED;
         world w = open_world(kinds[i / 8]);
         wherry_value *source = make_state(1);
         ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, NULL)};
@@ -542,9 +538,9 @@ static void test_a_table_that_fails(void **state) {
         expect(calls + side, answer);
         expect(calls + 1 - side, WHERRY_ABORTED);
         assert_int_equal(calls[side].error.rank, 1 - side);
-        assert_non_null(strstr(calls[side].error.message, finish ? "finish of the table returned"
-                                                          : side ? "get of the table"
-                                                                 : "put of the table"));
+        assert_non_null(strstr(calls[side].error.message, finish ? "the table's finish returned"
+                                                          : side ? "the table's get"
+                                                                 : "the table's put"));
         callback_hub_break_blocks(w.hub, side, WHERRY_OK, WHERRY_OK, WHERRY_OK);
         expect_next_works(&w, 1, source);
         wherry_value_destroy(source);
@@ -552,8 +548,8 @@ static void test_a_table_that_fails(void **state) {
     }
 }
 
-/** That an old block of a rank is lost says nothing of the process that has taken its place. */
-static void test_a_late_loss(void **state) {
+/** If an old block of a rank is lost, the process that has taken the rank since is not. */
+static void test_a_loss_is_noticed_late(void **state) {
     (void)state;
     static const wh_lane_ops *const lanes[] = {&wh_lane_blocks};
     world w = open_world(kinds[0]);
@@ -572,7 +568,7 @@ static void test_a_late_loss(void **state) {
     must(wh_callback_create(&ops, context, w.groups + 1, &error));
     must(wh_transport_create(w.groups[1], 0, lanes, 1, w.transports + 1, &error));
     must(wh_group_send(w.groups[1], 0, 1, bytes, 1, wh_deadline_in_ms(SOON_MS), &error));
-    wherry_status status = WHERRY_PEER_LOST; /* the former one is, first */
+    wherry_status status = WHERRY_PEER_LOST; /* first, its predecessor is lost */
     for (int i = 0; i < 5 && status == WHERRY_PEER_LOST; i++) {
         status = wh_group_receive(w.groups[0], 1, 1, wh_deadline_in_ms(SOON_MS), &message, &error);
     }
@@ -588,10 +584,10 @@ static void test_a_late_loss(void **state) {
 }
 
 /**
- * A table with some of the functions is refused; for one without any of them the library does their
- * work.
+ * A table must have all of put, get, finish and abandon, or none of them. Without them the library
+ * does their work.
  */
-static void test_tables(void **state) {
+static void test_incomplete_tables(void **state) {
     (void)state;
     static const callback_hub_options options = {.flags = CALLBACK_HUB_ALL, .blocks = true};
     static const wh_lane_ops *const lanes[] = {&wh_lane_blocks};
@@ -643,18 +639,18 @@ static void test_tables(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cancel_in_the_middle),
+        cmocka_unit_test(test_cancel_during_a_transfer),
         cmocka_unit_test(test_memory_that_stays_in_use),
         cmocka_unit_test(test_a_side_dies),
-        cmocka_unit_test(test_one_of_three_stands_still),
+        cmocka_unit_test(test_one_of_three_makes_no_progress),
         cmocka_unit_test(test_three_at_once),
         cmocka_unit_test(test_two_at_once_without_put_and_get),
         cmocka_unit_test(test_damage),
         cmocka_unit_test(test_other_strides),
-        cmocka_unit_test(test_length_by_patience),
-        cmocka_unit_test(test_a_table_that_fails),
-        cmocka_unit_test(test_a_late_loss),
-        cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_length_depends_on_no_progress_ms),
+        cmocka_unit_test(test_a_table_fails),
+        cmocka_unit_test(test_a_loss_is_noticed_late),
+        cmocka_unit_test(test_incomplete_tables),
     };
     wherry_log_set_level(WHERRY_LOG_OFF);
     standard = wh_blocks_limit;

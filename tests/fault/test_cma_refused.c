@@ -1,10 +1,11 @@
 /*
- * Reading another process's memory is refused for real: by users, capabilities, flags, filters of
- * system calls and namespaces. Each refusal says why, and where there is a way round, it works.
- * Source and receiver are processes of their own, since what they give up they cannot take back.
+ * The kernel refuses to let a process read another one's memory: because of users, capabilities,
+ * flags, system call filters or namespaces. Each error says why. If there is another way to read,
+ * it is used. Source and receiver are separate processes, because they cannot take back the rights
+ * that they give up.
  *
- * Most cases need root, who alone can become another user or make a namespace; elsewhere they say
- * so, and do nothing.
+ * Most cases need root to change users or to create namespaces. Without root they print that, and
+ * do nothing.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -31,41 +32,41 @@
 
 enum { USER = 65534, OTHER_USER = 65533, BYTES = 300000, STEP = 1000, PATIENCE_S = 20 };
 
-/** What the receiver found, as it tells the test. */
+/** The receiver's results, sent to the test. */
 typedef struct outcome {
-    wherry_status status; /**< Of the last probe. */
-    wherry_status first;  /**< Of the first, where the source was asked for help in between. */
+    wherry_status status; /**< Result of the last probe. */
+    wherry_status first;  /**< Result of the first probe, if the source was then asked for help. */
     wherry_status pulled;
-    bool assisted;
+    bool assisted; /**< The source was asked for help. */
     wherry_status assist_status;
-    bool by_memory; /**< Over /proc/PID/mem. */
-    bool right;     /**< All bytes are. */
+    bool by_memory; /**< The bytes were read from /proc/PID/mem. */
+    bool right;     /**< All bytes are as expected. */
     char message[WHERRY_ERROR_MESSAGE_MAX];
     char assist_message[WHERRY_ERROR_MESSAGE_MAX];
 } outcome;
 
 /**
- * A case: what source and receiver do to themselves before they begin; what becomes of the offer on
- * its way. Each may be NULL.
+ * A case: what source and receiver do to themselves before they begin, and how the offer is changed
+ * on its way. Each function may be NULL.
  */
 typedef struct scene {
     void (*source)(void);
     void (*receiver)(void);
     void (*both)(void);
     void (*tamper)(wh_cma_offer *offer);
-    bool source_dies;  /**< Before the probe. */
-    bool dies_at_pull; /**< After it. */
+    bool source_dies;  /**< The source ends before the probe. */
+    bool dies_at_pull; /**< The source ends between probe and pull. */
     bool vouched;      /**< The group knows the source's process. */
     bool keep_ptracer;
-    bool source_namespace; /**< The source is in a pid namespace of its own. */
+    bool source_namespace; /**< The source has its own pid namespace. */
     bool receiver_namespace;
 } scene;
 
-/** The data: the same address in all processes, other bytes in the source. */
+/** At the same addresses in all processes. Only the source fills source_bytes. */
 static uint8_t source_bytes[BYTES];
 static uint8_t target_bytes[BYTES];
 static int32_t vouched_process;
-/** A process forked from the source, in memory that all share; NULL: there is none. */
+/** The pid of a process forked from the source, in shared memory; NULL: there is none. */
 static atomic_int *bystander;
 
 static int32_t process_of(wh_group *group, int32_t rank) {
@@ -102,8 +103,7 @@ static bool get(int fd, void *bytes, size_t size) {
 }
 
 /*
- * The sink: one chunk, whose pieces lie the other way round at the receiver, and every third of
- * which it does not want.
+ * The sink has one chunk. The receiver stores its pieces in reverse order, and skips every third.
  */
 
 static bool sink_next(void *context, uint64_t *chunk_p) {
@@ -135,8 +135,8 @@ static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landin
     return good ? WHERRY_OK : WHERRY_NO_MEMORY;
 }
 
-static wherry_status sink_close(void *context, wh_landing *landing, const wh_digest *digest, const wh_digest *claimed,
-                                wherry_error *error) {
+static wherry_status sink_close(void *context, wh_landing *landing, const wherry_digest *digest,
+                                const wherry_digest *claimed, wherry_error *error) {
     (void)context;
     (void)landing;
     (void)digest;
@@ -164,7 +164,7 @@ static bool is_right(void) {
     return true;
 }
 
-/** The source: offers, helps when it is asked, and stays until the receiver is done. */
+/** The source makes an offer, helps if it is asked, and stays until the receiver is done. */
 static void be_source(const scene *s, int in, int out) {
     wh_stop stop;
     uint8_t request[WH_CMA_REQUEST_BYTES];
@@ -194,8 +194,14 @@ static void be_source(const scene *s, int in, int out) {
     }
 }
 
-static void probe(const scene *s, const wh_lane_site *site, const void *offer, int in, int out, wh_lane_end **end_p,
-                  outcome *o) {
+/** Waits until the source has ended and the test has its exit status, so that its pid is free. */
+static void await_end(pid_t source) {
+    while (kill(source, 0) == 0) {
+        usleep(1000); /* an alarm ends this process if it takes too long */
+    }
+}
+
+static void probe(const wh_lane_site *site, const void *offer, int in, int out, wh_lane_end **end_p, outcome *o) {
     wherry_error error = {0};
     for (int tries = 0; tries < 2 && (tries == 0 || o->assisted); tries++) {
         wh_string request = {0};
@@ -215,16 +221,9 @@ static void probe(const scene *s, const wh_lane_site *site, const void *offer, i
         }
         wh_free(request.bytes);
     }
-    if (s->dies_at_pull) {
-        char nothing[WH_CMA_REQUEST_BYTES] = {0};
-        char rest;
-        put(out, nothing, sizeof(nothing));
-        (void)!read(in, &rest, 1); /* ends when the source has */
-        usleep(100000);
-    }
 }
 
-/** The receiver: probes, and where that goes well, pulls. */
+/** The receiver probes and, if that succeeds, pulls. */
 static void be_receiver(const scene *s, int source, int in, int out, int results) {
     uint8_t bytes[WH_CMA_OFFER_BYTES];
     wh_cma_offer offer;
@@ -234,7 +233,13 @@ static void be_receiver(const scene *s, int source, int in, int out, int results
     wherry_error error = {0};
     outcome o = {0};
     bool given = false;
-    wh_sink sink = {&given, false, sink_next, sink_origin, sink_open, sink_close, sink_moved, NULL, NULL, NULL};
+    wh_sink sink = {.context = &given,
+                    .verify = false,
+                    .next = sink_next,
+                    .origin = sink_origin,
+                    .open = sink_open,
+                    .close = sink_close,
+                    .moved = sink_moved};
     if (s->receiver) {
         s->receiver();
     }
@@ -245,14 +250,17 @@ static void be_receiver(const scene *s, int source, int in, int out, int results
         s->tamper(&offer);
     }
     if (s->source_dies) {
-        char rest;
-        (void)!read(in, &rest, 1);
-        usleep(200000); /* the test takes its exit status meanwhile, and the number is nobody's */
+        await_end(source);
     }
     wh_cma_append_offer(&tampered, &offer);
     vouched_process = s->vouched ? source : 0;
     wh_lane_site site = site_of(&stop, s);
-    probe(s, &site, tampered.bytes, in, out, &end, &o);
+    probe(&site, tampered.bytes, in, out, &end, &o);
+    if (s->dies_at_pull) {
+        char nothing[WH_CMA_REQUEST_BYTES] = {0};
+        put(out, nothing, sizeof(nothing)); /* ends the source */
+        await_end(source);
+    }
     if (o.status == WHERRY_OK) {
         o.by_memory = wh_cma_end_of(end)->peer.memory >= 0;
         o.pulled = wh_lane_cma.pull(end, 0, &sink, &error);
@@ -263,10 +271,7 @@ static void be_receiver(const scene *s, int source, int in, int out, int results
     put(results, &o, sizeof(o));
 }
 
-/**
- * Starts a process, in a pid namespace of its own where that is wanted; it is a child of this one
- * in any case.
- */
+/** Forks a child, which has its own pid namespace if `own_namespace`. @return as fork. */
 static pid_t start(const scene *s, bool own_namespace) {
     int back = -1;
     if (own_namespace) {
@@ -322,7 +327,7 @@ static outcome play(const scene *s) {
 
 static bool is_root(void) {
     if (geteuid() != 0) {
-        fprintf(stderr, "not tried, since only root may change users and make namespaces: run it as root\n");
+        fprintf(stderr, "skipped: only root can change users and create namespaces; run this test as root\n");
     }
     return geteuid() == 0;
 }
@@ -348,8 +353,8 @@ static void worked(const outcome *o, bool by_memory) {
 }
 
 /**
- * Becomes a user without any right. A process that does so is not dumpable any more, until it says
- * that it is.
+ * Switches to a user without capabilities. The kernel then marks the process as not dumpable, which
+ * this undoes.
  */
 static void become(uid_t user) {
     if (setgroups(0, NULL) || setresgid(USER, USER, USER) || setresuid(user, user, user) ||
@@ -432,7 +437,7 @@ static void test_not_dumpable(void **state) {
     scene s = {.source = become_not_dumpable, .receiver = become_user};
     if (is_root()) {
         outcome o = play(&s);
-        refused(&o, WHERRY_REFUSED, "not dumpable (PR_SET_DUMPABLE 0");
+        refused(&o, WHERRY_REFUSED, "not dumpable (PR_SET_DUMPABLE is 0");
         assert_false(o.assisted);
     }
 }
@@ -476,10 +481,10 @@ static void test_sibling_namespaces(void **state) {
 }
 
 /**
- * A source in a namespace below the receiver's has another number here than there, and can be read
- * all the same where the kernel tells it.
+ * The source is in a child of the receiver's pid namespace, so that its pid differs between the
+ * two. The receiver can read its memory if the kernel tells the group the source's pid.
  */
-static void test_namespace_below(void **state) {
+static void test_source_in_a_child_namespace(void **state) {
     (void)state;
     scene s = {.source_namespace = true};
     if (is_root()) {
@@ -520,7 +525,7 @@ static void test_false_claims(void **state) {
     refused(&o, WHERRY_REFUSED, "does not hold the nonce");
 }
 
-/** The kernel's word counts more than what the source says. */
+/** A pid that the kernel tells the group overrides the one in the offer. */
 static void test_vouched_process(void **state) {
     (void)state;
     scene s = {.tamper = claim_init, .vouched = true};
@@ -529,8 +534,8 @@ static void test_vouched_process(void **state) {
 }
 
 /**
- * A process that was forked from the source when it had a nonce already: its memory is like the
- * source's, and yet it is not the source.
+ * Forks a process from the source after the source has created its nonce. The child's memory is a
+ * copy of the source's, but it must not pass for the source.
  */
 static void fork_bystander(void) {
     const uint8_t *nonce;
@@ -538,7 +543,7 @@ static void fork_bystander(void) {
         abort();
     }
     if (fork() == 0) {
-        alarm(PATIENCE_S);                 /* in case nobody ends it */
+        alarm(PATIENCE_S);                 /* in case it is not killed */
         atomic_store(bystander, getpid()); /* its fork handlers have run */
         while (true) {
             pause();
@@ -577,7 +582,7 @@ static void test_death(void **state) {
     o = play(&by_memory);
     assert_int_equal(o.status, WHERRY_OK);
     assert_int_equal(o.pulled, WHERRY_PEER_LOST);
-    says(o.message, "ended while its memory was read");
+    says(o.message, "ended while its memory was being read");
 }
 
 static void write_file(const char *path, const char *text, size_t size) {
@@ -589,10 +594,7 @@ static void write_file(const char *path, const char *text, size_t size) {
     close(file);
 }
 
-/**
- * The kernel here need not have Yama: what it would say lies in a /proc/sys/kernel of this
- * process's own.
- */
+/** Pretends that the kernel has Yama, by mounting a private /proc/sys/kernel. */
 static void fake_yama(void) {
     char boot[WH_BOOT_BYTES];
     int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -606,7 +608,7 @@ static void fake_yama(void) {
     write_file("/proc/sys/kernel/yama/ptrace_scope", "1\n", 2);
 }
 
-/** A refusal that Yama could be the reason of: the source is asked, and answers. */
+/** If Yama may be the reason of a refusal, the receiver asks the source for help. */
 static void test_asking_the_source(void **state) {
     (void)state;
     scene s = {.both = fake_yama, .source = become_user_with_rights, .receiver = become_user};
@@ -614,12 +616,12 @@ static void test_asking_the_source(void **state) {
         outcome o = play(&s);
         assert_true(o.assisted);
         assert_int_equal(o.first, WHERRY_REFUSED);
-        refused(&o, WHERRY_REFUSED, "Yama's ptrace_scope is 1 and the source has not named this process its ptracer");
+        refused(&o, WHERRY_REFUSED, "Yama's ptrace_scope is 1 and this process is not the ptracer of the source");
         s.keep_ptracer = true;
         o = play(&s);
         assert_true(o.assisted);
         assert_int_equal(o.assist_status, WHERRY_REFUSED);
-        says(o.assist_message, "told not to set the ptracer");
+        says(o.assist_message, "may not set its ptracer, because WHERRY_KEEP_PTRACER is set");
     }
 }
 
@@ -628,7 +630,7 @@ int main(void) {
         cmocka_unit_test(test_same_user),          cmocka_unit_test(test_other_user),
         cmocka_unit_test(test_not_dumpable),       cmocka_unit_test(test_source_with_more_rights),
         cmocka_unit_test(test_filtered),           cmocka_unit_test(test_filtered_and_other_user),
-        cmocka_unit_test(test_sibling_namespaces), cmocka_unit_test(test_namespace_below),
+        cmocka_unit_test(test_sibling_namespaces), cmocka_unit_test(test_source_in_a_child_namespace),
         cmocka_unit_test(test_false_claims),       cmocka_unit_test(test_vouched_process),
         cmocka_unit_test(test_fork_of_the_source), cmocka_unit_test(test_death),
         cmocka_unit_test(test_asking_the_source),

@@ -1,7 +1,7 @@
 /*
- * Edges of the conversation: questions that meet a send which is about to end, or which has given
- * their rank up; a lease that ends before the first byte; slow but steady progress; what a damaged
- * chunk leaves behind. Ranks are threads of one process.
+ * Edge cases of the conversation: a receiver asks while a send is ending, or after the send has
+ * given up its rank; a lease ends before the first byte; progress is slow but steady; a damaged
+ * chunk stays in the target. Ranks are threads of one process.
  */
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -16,11 +16,20 @@
 
 static wherry_error error;
 
+/** Limits of calls that time out, long enough for the other threads to get to their points. */
+enum { TIMEOUT_MS = 1000, WAIT_MS = 20000 };
+
+/**
+ * test_slow_and_steady: a chunk takes far less than the limit, and all chunks take more than the
+ * limit.
+ */
+enum { CHUNK_MS = 45, NO_PROGRESS_MS = 1000 };
+
 static void pause_ms(unsigned ms) {
     usleep(ms * 1000);
 }
 
-/** The lanes that a rank which joins again has. */
+/** The lanes of a rank that joins again. */
 static const wh_lane_ops *const few_lanes[] = {&wh_lane_cma, &wh_lane_ring, &wh_lane_stream};
 
 static wherry_value *one_tensor(int64_t bytes, uint8_t seed) {
@@ -38,7 +47,7 @@ static void expect_ok(const ferry_call *call) {
 
 static const char *held_at;
 static atomic_bool hold;
-static atomic_bool armed; /**< Nobody has got there yet: only the first is held. */
+static atomic_bool armed; /**< No thread has reached the point yet. Only the first one is held. */
 
 static void hold_there(const char *name) {
     if (strcmp(name, held_at) == 0 && atomic_exchange(&armed, false)) {
@@ -55,6 +64,15 @@ static void hold_at(const char *name) {
     wh_point_hook = hold_there;
 }
 
+/** Waits until a thread is held at the point. */
+static void await_held(void) {
+    wh_deadline deadline = wh_deadline_in_ms(WAIT_MS);
+    while (atomic_load(&armed)) {
+        assert_false(wh_deadline_passed(deadline));
+        pause_ms(2);
+    }
+}
+
 static int let_go(void **state) {
     (void)state;
     atomic_store(&hold, false);
@@ -64,83 +82,104 @@ static int let_go(void **state) {
 
 /* ---- questions ---- */
 
-static void await_send(wherry_transport *transport) {
-    bool waits = false;
-    while (!waits) {
+/** True if the oldest send of a transport is in this state. */
+typedef bool (*send_condition)(const wh_waiting_send *oldest);
+
+static bool is_waiting(const wh_waiting_send *oldest) {
+    return oldest != NULL;
+}
+
+/** The send has ended, or is ending and takes no more questions. */
+static bool is_ending(const wh_waiting_send *oldest) {
+    return oldest == NULL;
+}
+
+/** The send has a question of its first rank, or has given up that rank. */
+static bool is_settled(const wh_waiting_send *oldest) {
+    return oldest && oldest->nonces[0] != 0;
+}
+
+static void await_send(wherry_transport *transport, send_condition condition) {
+    wh_deadline deadline = wh_deadline_in_ms(WAIT_MS);
+    for (bool reached = false; !reached;) {
+        assert_false(wh_deadline_passed(deadline));
         pause_ms(2);
         pthread_mutex_lock(&transport->lock);
-        waits = transport->sends != NULL;
+        reached = condition(transport->sends);
         pthread_mutex_unlock(&transport->lock);
     }
 }
 
+/** Waits until `rank` is the only one that waits for a send. */
+static void await_question(wherry_transport *transport, int32_t rank) {
+    int32_t waiting = -1;
+    wh_deadline deadline = wh_deadline_in_ms(WAIT_MS);
+    while (wherry_transport_waiting(transport, &waiting, 1) == 0 && !wh_deadline_passed(deadline)) {
+        pause_ms(2);
+    }
+    assert_int_equal(waiting, rank);
+}
+
 /**
- * A rank that was lost before it asked comes back and asks: not the send that has given it up
- * answers, but the next.
+ * A rank is lost before it has asked, comes back and asks. The send that has given it up does not
+ * answer; the next send does.
  */
-static void test_a_rank_that_was_given_up_asks(void **state) {
+static void test_a_rank_asks_after_it_was_given_up(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = one_tensor(1000, 1);
+    wherry_cancel *cancel;
+    must(wherry_cancel_create(&cancel, &error));
     ferry_call first = ferry_send(&world, 0, 1, source);
     first.ranks[1] = 2;
     first.count = 2;
-    first.options.timeout_ms = 4000;
+    first.options.cancel = cancel;
     ferry_start(&first);
-    await_send(world.transports[0]);
-    pause_ms(500);
+    await_send(world.transports[0], is_waiting);
     wherry_transport_destroy(world.transports[1]);
     wh_group *former = world.groups[1];
     world.groups[1] = ferry_kind->join(world.place, 1);
     wh_group_destroy(former);
     must(wh_transport_create(world.groups[1], 0, few_lanes, 3, world.transports + 1, &error));
-    pause_ms(500);
+    await_send(world.transports[0], is_settled);
     ferry_call asks = ferry_receive(&world, 1, 0);
     ferry_start(&asks);
-    pause_ms(200);
+    await_question(world.transports[0], 1);
     ferry_call second = ferry_send(&world, 0, 1, source);
     ferry_start(&second);
     ferry_join(&asks);
     ferry_join(&second);
+    wherry_cancel_request(cancel);
     ferry_join(&first);
     expect_ok(&asks);
     expect_ok(&second);
     assert_int_equal(first.outcomes[0].status, WHERRY_PEER_LOST);
-    assert_int_equal(first.outcomes[1].status, WHERRY_TIMED_OUT);
+    assert_int_equal(first.outcomes[1].status, WHERRY_CANCELLED);
+    wherry_cancel_destroy(cancel);
     wherry_value_destroy(asks.received);
     wherry_value_destroy(source);
     ferry_close(&world);
 }
 
-/** Waits until rank 1 is the one that is seen to wait. */
-static void await_question(wherry_transport *transport) {
-    int32_t rank = -1;
-    wh_deadline deadline = wh_deadline_in_ms(SCRIPT_MS);
-    while (wherry_transport_waiting(transport, &rank, 1) == 0 && !wh_deadline_passed(deadline)) {
-        pause_ms(2);
-    }
-    assert_int_equal(rank, 1);
-}
-
 /**
- * A process has asked and is gone, unserved; the one in its place asks as well, and is seen to
- * wait.
+ * A process asks and ends before it is served. The process that takes its rank asks too, and
+ * wherry_transport_waiting lists it.
  */
-static void test_a_question_behind_one_of_a_former_incarnation(void **state) {
+static void test_a_successor_asks_after_its_predecessor(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     ferry_world former = world;
     wherry_value *source = one_tensor(1000, 1);
     ferry_call fenced = ferry_receive(&former, 1, 0);
     ferry_start(&fenced);
-    await_question(world.transports[0]);
+    await_question(world.transports[0], 1);
     world.groups[1] = ferry_kind->join(world.place, 1);
     ferry_join(&fenced);
     assert_int_equal(fenced.status, WHERRY_CLOSED);
     must(wh_transport_create(world.groups[1], 0, few_lanes, 3, world.transports + 1, &error));
     ferry_call asks = ferry_receive(&world, 1, 0);
     ferry_start(&asks);
-    await_question(world.transports[0]);
+    await_question(world.transports[0], 1);
     ferry_call sends = ferry_send(&world, 0, 1, source);
     ferry_run(&sends, 1);
     ferry_join(&asks);
@@ -154,8 +193,8 @@ static void test_a_question_behind_one_of_a_former_incarnation(void **state) {
 }
 
 /**
- * A question that comes while a send that timed out waits for a receiver to notice is for the next
- * send.
+ * A send that timed out waits a moment for its receiver to notice. The next send answers a question
+ * that arrives during this moment.
  */
 static void test_a_question_while_a_send_ends(void **state) {
     (void)state;
@@ -165,11 +204,13 @@ static void test_a_question_while_a_send_ends(void **state) {
     ferry_call first = ferry_send(&world, 0, 1, source);
     first.ranks[1] = 2;
     first.count = 2;
-    first.options.timeout_ms = 300;
+    first.options.timeout_ms = TIMEOUT_MS;
     ferry_call stuck = ferry_receive(&world, 2, 0);
     ferry_start(&stuck);
+    await_question(world.transports[0], 2);
     ferry_start(&first);
-    pause_ms(400); /* within the 200 ms that it waits */
+    await_held();
+    await_send(world.transports[0], is_ending);
     ferry_call asks = ferry_receive(&world, 1, 0);
     ferry_start(&asks);
     ferry_join(&first);
@@ -188,8 +229,11 @@ static void test_a_question_while_a_send_ends(void **state) {
     ferry_close(&world);
 }
 
-/** A question and its withdrawal that a send has not read are both gone when it ends. */
-static void test_a_question_that_was_withdrawn_unread(void **state) {
+/**
+ * A rank asks and withdraws its question before the send has read either message. Nothing of them
+ * is left when the send ends.
+ */
+static void test_a_question_is_withdrawn_unread(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = one_tensor(1000, 1);
@@ -197,18 +241,21 @@ static void test_a_question_that_was_withdrawn_unread(void **state) {
     ferry_call first = ferry_send(&world, 0, 1, source);
     first.ranks[1] = 2;
     first.count = 2;
-    first.options.timeout_ms = 400;
+    first.options.timeout_ms = TIMEOUT_MS;
     ferry_call other = ferry_receive(&world, 2, 0);
-    other.options.timeout_ms = 1000;
     ferry_start(&other);
-    pause_ms(50);
+    await_question(world.transports[0], 2);
     ferry_start(&first);
-    pause_ms(100);
+    await_held();
+    wh_deadline first_over = wh_deadline_in_ms(TIMEOUT_MS);
     ferry_call brief = ferry_receive(&world, 1, 0);
     brief.options.timeout_ms = 100;
     ferry_run(&brief, 1);
     assert_int_equal(brief.status, WHERRY_TIMED_OUT);
-    pause_ms(300);
+    await_send(world.transports[0], is_settled); /* the question is in its inbox */
+    while (!wh_deadline_passed(first_over)) {
+        pause_ms(2);
+    }
     atomic_store(&hold, false);
     ferry_join(&first);
     ferry_join(&other);
@@ -226,8 +273,8 @@ static void test_a_question_that_was_withdrawn_unread(void **state) {
 /* ---- the lease, and progress ---- */
 
 /**
- * A small state is read by the calling thread itself: that too says revoked, not that memory is
- * gone.
+ * The calling thread itself reads a small state. If the lease has ended, it too reports REVOKED,
+ * not an error of reading the source's memory.
  */
 static void test_revoked_before_the_first_byte(void **state) {
     (void)state;
@@ -241,9 +288,11 @@ static void test_revoked_before_the_first_byte(void **state) {
     wherry_value *source = build_dict("w", build_tensor(storage, WHERRY_U8, 0, 1, &bytes, NULL), NULL);
     hold_at("receiver sent the plan");
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
-    calls[0].options.timeout_ms = 200;
+    calls[0].options.timeout_ms = TIMEOUT_MS;
     ferry_start(calls + 1);
+    await_question(world.transports[0], 1);
     ferry_start(calls);
+    await_held();
     ferry_join(calls);
     munmap(memory, (size_t)bytes);
     atomic_store(&hold, false);
@@ -256,7 +305,7 @@ static void test_revoked_before_the_first_byte(void **state) {
 
 static void be_slow(const char *name) {
     if (strcmp(name, "receiver closed a chunk") == 0) {
-        pause_ms(30);
+        pause_ms(CHUNK_MS);
     }
 }
 
@@ -277,8 +326,8 @@ static void see(void *context, const wherry_progress *progress) {
 }
 
 /**
- * One that gets on slowly is not given up; and the source's progress is shown at most ten times a
- * second, and at the end.
+ * A source does not give up a receiver that makes slow progress. It reports progress at most ten
+ * times per second, and at the end.
  */
 static void test_slow_and_steady(void **state) {
     (void)state;
@@ -292,12 +341,14 @@ static void test_slow_and_steady(void **state) {
             ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
             calls[0].options.lanes = calls[1].options.lanes = lanes[i];
             calls[0].options.threads = calls[1].options.threads = 1;
-            calls[0].options.no_progress_ms = 250;
+            calls[0].options.no_progress_ms = NO_PROGRESS_MS;
             calls[0].options.progress = see;
             calls[0].options.progress_context = &at_source;
             calls[1].options.verify = verify ? WHERRY_VERIFY_ON : WHERRY_VERIFY_OFF;
             strcpy(calls[1].error.message, "as it was");
+            uint64_t begin = wh_clock_now();
             ferry_run(calls, 2);
+            assert_true(wh_clock_now() - begin > NO_PROGRESS_MS * UINT64_C(1000000));
             expect_ok(calls);
             expect_ok(calls + 1);
             assert_string_equal(calls[1].error.message, "as it was");
@@ -313,10 +364,10 @@ static void test_slow_and_steady(void **state) {
 }
 
 /**
- * A chunk that came damaged was written in place: where the source then gives up, its tensor counts
- * as half written.
+ * A damaged chunk was written into the target. If the source then gives up, the report counts its
+ * tensor as half written.
  */
-static void test_what_a_damaged_chunk_leaves(void **state) {
+static void test_a_damaged_chunk_leaves_a_partial_tensor(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     int64_t bytes = 100;
@@ -344,10 +395,10 @@ static void test_what_a_damaged_chunk_leaves(void **state) {
     script_expect(&peer, WH_PLAN);
     uint8_t frames[WH_STREAM_HEADER_BYTES + 100 + WH_STREAM_HEADER_BYTES] = {0};
     memset(frames + WH_STREAM_HEADER_BYTES, 0xEE, 100);
-    wh_store_be64(frames + WH_DIGEST_BYTES + 8, 100 | WH_STREAM_DIGEST_FOLLOWS);
-    wh_store_be64(frames + WH_STREAM_HEADER_BYTES + 100 + WH_DIGEST_BYTES, WH_STREAM_END);
+    wh_store_be64(frames + WHERRY_DIGEST_BYTES + 8, 100 | WH_STREAM_DIGEST_FOLLOWS);
+    wh_store_be64(frames + WH_STREAM_HEADER_BYTES + 100 + WHERRY_DIGEST_BYTES, WH_STREAM_END);
     script_write(&peer, frames, sizeof(frames));
-    script_expect(&peer, WH_RETRY);
+    script_expect(&peer, WH_PLAN); /* asks for the damaged chunk again */
     wh_note sorry = {.type = WH_ABORT, .status = WHERRY_SYSTEM, .path = text_bytes(""), .text = text_bytes("sorry")};
     script_say(&peer, &sorry);
     ferry_join(&call);
@@ -368,15 +419,15 @@ static wherry_status find_no_target(void *context, const wherry_value **target_p
     return WHERRY_NO_MEMORY;
 }
 
-/** A receiver that finds nowhere to receive says so, and the source does not wait for it. */
-static void test_a_target_that_cannot_be_had(void **state) {
+/** A receiver whose target callback fails tells the source, which does not wait for it. */
+static void test_the_target_callback_fails(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wherry_value *source = one_tensor(1000, 1);
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
     calls[1].options.target = find_no_target;
     ferry_start(calls);
-    await_send(world.transports[0]);
+    await_send(world.transports[0], is_waiting);
     ferry_start(calls + 1);
     ferry_join(calls + 1);
     ferry_join(calls);
@@ -390,14 +441,14 @@ static void test_a_target_that_cannot_be_had(void **state) {
 int main(void) {
     static const wh_group_kind kind = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_a_rank_that_was_given_up_asks, let_go),
-        cmocka_unit_test(test_a_question_behind_one_of_a_former_incarnation),
+        cmocka_unit_test_teardown(test_a_rank_asks_after_it_was_given_up, let_go),
+        cmocka_unit_test(test_a_successor_asks_after_its_predecessor),
         cmocka_unit_test_teardown(test_a_question_while_a_send_ends, let_go),
-        cmocka_unit_test_teardown(test_a_question_that_was_withdrawn_unread, let_go),
+        cmocka_unit_test_teardown(test_a_question_is_withdrawn_unread, let_go),
         cmocka_unit_test_teardown(test_revoked_before_the_first_byte, let_go),
-        cmocka_unit_test(test_a_target_that_cannot_be_had),
+        cmocka_unit_test(test_the_target_callback_fails),
         cmocka_unit_test(test_slow_and_steady),
-        cmocka_unit_test(test_what_a_damaged_chunk_leaves),
+        cmocka_unit_test(test_a_damaged_chunk_leaves_a_partial_tensor),
     };
     ferry_kind = &kind;
     ferry_lane = "cma";

@@ -1,6 +1,6 @@
 /*
- * Mapped memory (expandable segments) takes a file descriptor for each mapping while it is offered:
- * never more of them than the process can spare.
+ * Mapped memory (expandable segments) needs a file descriptor per mapping while it is offered. A
+ * source never takes more of them than the process can spare.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 #include "support/device_memory.h"
 #include "support/fake_driver.h"
-#include "transfer/source.h"
+#include "transfer/offer.h"
 
 enum { PIECES = 101, PIECE = 4096, LIMIT = 300, DESCRIPTORS_MAX = 1024 };
 
@@ -30,6 +30,12 @@ static void set_limit(rlim_t most) {
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
+static wh_offer *offer_state(const wherry_value *value) {
+    wh_offer *offer;
+    must(wh_offer_create(value, 0, false, WH_SHARE_DEVICES, &offer, &error));
+    return offer;
+}
+
 static void test_descriptors(void **state) {
     (void)state;
     wherry_storage *storage;
@@ -39,31 +45,33 @@ static void test_descriptors(void **state) {
     must(wherry_storage_wrap(pieces, (uint64_t)size, (wherry_device){WHERRY_DEVICE_CUDA, -1}, NULL, NULL, &storage,
                              &error));
     wherry_value *value = build_tensor(storage, WHERRY_U8, 0, 1, &size, NULL);
-    wh_source source = {0};
-    must(wh_source_init(&source, value, 0, &error));
     size_t before = count_open();
     set_limit(DESCRIPTORS_MAX);
-    for (int i = 0; i < 5; i++) { /* each gives back what it took */
-        wh_source_share(&source, false);
-        assert_int_equal(source.shared.count, PIECES);
+    for (int i = 0; i < 5; i++) { /* each releases what it took */
+        wh_offer *offer = offer_state(value);
+        assert_int_equal(offer->shared.count, PIECES);
         for (size_t k = 0; k < PIECES; k++) {
-            assert_int_equal(fcntl(source.shared.items[k].fd, F_GETFD), FD_CLOEXEC);
+            assert_int_equal(fcntl(offer->shared.items[k].fd, F_GETFD), FD_CLOEXEC);
         }
-        wh_source_unshare(&source);
+        assert_ptr_equal(wh_offer_ref(offer), offer);
+        wh_offer_unref(offer);
+        assert_int_equal(count_open(), before + PIECES); /* the last reference releases them */
+        wh_offer_unref(offer);
         assert_int_equal(count_open(), before);
     }
     set_limit(LIMIT);
-    wh_source_share(&source, false);
-    assert_int_equal(source.shared.count, 0);
-    assert_int_equal(source.shared.reason.status, WHERRY_UNSUPPORTED);
-    assert_non_null(strstr(source.shared.reason.message, "more than 100 mappings"));
+    wh_offer *offer = offer_state(value);
+    assert_int_equal(offer->shared.count, 0);
+    assert_int_equal(offer->shared.reason.status, WHERRY_UNSUPPORTED);
+    assert_non_null(strstr(offer->shared.reason.message, "more than 100 mappings"));
     assert_int_equal(count_open(), before);
+    wh_offer_unref(offer);
     set_limit(STDERR_FILENO + 1); /* none is left */
-    wh_source_share(&source, false);
-    assert_int_equal(source.shared.count, 0);
-    assert_non_null(strstr(source.shared.reason.message, "no file descriptor left"));
+    offer = offer_state(value);
+    assert_int_equal(offer->shared.count, 0);
+    assert_non_null(strstr(offer->shared.reason.message, "no file descriptor left"));
     set_limit(DESCRIPTORS_MAX);
-    wh_source_destroy(&source);
+    wh_offer_unref(offer);
     wherry_value_destroy(value);
 }
 

@@ -1,6 +1,6 @@
 /*
- * What the fake driver can do and a real one will not on demand: each call failing in turn, work
- * that does not end, a context that breaks, a count of memory.
+ * Faults that only the fake CUDA driver can produce: each call fails in turn, work does not end, a
+ * context breaks. It also counts the memory in use.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -17,8 +17,8 @@
 enum { OUT_OF_MEMORY = 2, UNKNOWN = 999, ILLEGAL_ADDRESS = 700, MIB = 1 << 20 };
 
 /**
- * So many calls fail each in its turn; of those behind, most of which ask whether a copy is done,
- * some do.
+ * The first calls fail one by one. Of the later calls, most of which ask whether a copy is done,
+ * only some fail.
  */
 enum { EACH = 80 };
 
@@ -29,7 +29,7 @@ static wherry_device alternate(size_t number) {
     return number % 2 ? wherry_device_cpu() : (wherry_device){WHERRY_DEVICE_CUDA, 0};
 }
 
-/** Small tensors and one of several chunks; every other one on the device. */
+/** Small tensors and one of several chunks. Every second tensor is on the device. */
 static wherry_value *mixed_state(uint8_t seed, int64_t large) {
     wherry_value *list = build_list(NULL);
     for (int i = 0; i < 12; i++) {
@@ -73,8 +73,8 @@ static void run_once(const scene *s, ferry_call calls[2], int64_t timeout_ms) {
 }
 
 /**
- * The same for a source that may fail before anybody asks: then the receiver need not wait any
- * longer.
+ * As run_once, for a source that may fail before it is asked. The receiver is then cancelled, so
+ * that it does not wait for its timeout.
  */
 static void run_to_failure(const scene *s, ferry_call calls[2]) {
     wherry_cancel *cancel;
@@ -101,8 +101,8 @@ static void expect_good(const scene *s, ferry_call calls[2]) {
 }
 
 /**
- * Whatever fails, both calls end with an error or without, nothing is lost, and the next transfer
- * goes well.
+ * Makes each call of the driver fail in turn. Both sides return, nothing leaks, and the next
+ * transfer succeeds.
  */
 static void fail_each(const char *lanes) {
     scene s = scene_open(lanes, 9 << 20);
@@ -140,13 +140,14 @@ static void test_each_call_fails_staged(void **state) {
     fail_each("cma,ring");
 }
 
-static void test_each_call_fails_straight(void **state) {
+static void test_each_call_fails_device_to_device(void **state) {
     (void)state;
     fail_each("cma,cuda_ipc");
 }
 
 /**
- * What the caller has queued is waited for, on both sides, and no longer than the call may take.
+ * Both sides wait for the work that the caller has queued on a stream, but not longer than the
+ * call's timeout.
  */
 static void test_work_on_the_callers_stream(void **state) {
     (void)state;
@@ -165,8 +166,8 @@ static void test_work_on_the_callers_stream(void **state) {
     scene_close(&s);
 }
 
-/** A stream of the caller's that is not the default one. */
-static void test_a_stream_that_is_given(void **state) {
+/** The caller passes a stream that is not the default one. */
+static void test_a_stream_of_the_caller(void **state) {
     (void)state;
     scene s = scene_open("cma,ring", 1 << 20);
     int (*create)(void **, unsigned);
@@ -199,8 +200,8 @@ static void test_a_stream_that_is_given(void **state) {
     scene_close(&s);
 }
 
-/** A broken context is told as such, and the process goes on. */
-static void test_a_context_that_breaks(void **state) {
+/** The error says that the context is broken, and the process continues. */
+static void test_a_context_breaks(void **state) {
     (void)state;
     scene s = scene_open("cma,ring", 1 << 20);
     ferry_call calls[2];
@@ -215,10 +216,7 @@ static void test_a_context_that_breaks(void **state) {
     scene_close(&s);
 }
 
-/**
- * Beyond source and target there is a bounded amount of memory of each kind, however large the
- * state is.
- */
+/** The additional memory of each kind is bounded, however large the state is. */
 static void test_memory_is_bounded(void **state) {
     (void)state;
     enum { LARGE = 192 * MIB };
@@ -232,13 +230,13 @@ static void test_memory_is_bounded(void **state) {
         run_once(&s, calls, FERRY_MS);
         expect_good(&s, calls);
         assert_true(fake.device_peak() - before <= 2 * MIB);
-        assert_true(fake.pinned_bytes() <= 132 * MIB); /* and the lists of runs of the queues */
+        assert_true(fake.pinned_bytes() <= 132 * MIB); /* and the run lists of the queues */
         scene_close(&s);
     }
     assert_int_equal(fake.imports(), 0);
 }
 
-/** Many small tensors are a few launches, not a copy each. */
+/** Many small tensors are copied by a few kernel launches, not by one copy each. */
 static void test_small_tensors_are_launches(void **state) {
     (void)state;
     enum { COUNT = 2000 };
@@ -284,9 +282,9 @@ static void test_small_tensors_are_launches(void **state) {
 
 enum { TRACED_BYTES = 21 << 20, TRACED_CHUNK = 4 << 20 };
 
-/** Where a traced receive writes, and what was not there when it was told of. */
+/** The target of a traced receive, and how many ranges were reported before their bytes came. */
 typedef struct watched {
-    const uint8_t *bytes; /**< As the device has them. */
+    const uint8_t *bytes; /**< The fake device's memory. */
     atomic_uint told;
     atomic_uint early;
 } watched;
@@ -301,11 +299,8 @@ static void look_at_range(void *context, const wherry_trace_event *event) {
     atomic_fetch_add(&w->early, w->bytes[last] != (uint8_t)(3 + 7 * last));
 }
 
-/**
- * A trace tells of a range when its bytes are on the device, and not when they are on their way
- * there.
- */
-static void test_traced_bytes_are_there(void **state) {
+/** A trace reports a range when its bytes are on the device, not while they are being copied. */
+static void test_traced_bytes_are_on_the_device(void **state) {
     (void)state;
     static const char *const lanes[] = {"stream", "cuda_ipc"};
     setenv("FAKE_CUDA_DELAY_US", "20000", 1);
@@ -336,8 +331,8 @@ static void test_traced_bytes_are_there(void **state) {
     unsetenv("FAKE_CUDA_DELAY_US");
 }
 
-/** Memory that cannot be shared: the reason says what was wanted, and what the driver answered. */
-static void test_why_it_is_not_shared(void **state) {
+/** If memory cannot be shared, the reason names the call and the driver's answer. */
+static void test_the_reason_why_memory_is_not_shared(void **state) {
     (void)state;
     wherry_storage *storage = build_device_storage(0, 4096, 1);
     wh_cuda_allocation allocation;
@@ -359,11 +354,15 @@ int main(void) {
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small_tensors_are_launches), cmocka_unit_test(test_memory_is_bounded),
-        cmocka_unit_test(test_work_on_the_callers_stream), cmocka_unit_test(test_a_stream_that_is_given),
-        cmocka_unit_test(test_a_context_that_breaks),      cmocka_unit_test(test_each_call_fails_staged),
-        cmocka_unit_test(test_each_call_fails_straight),   cmocka_unit_test(test_why_it_is_not_shared),
-        cmocka_unit_test(test_traced_bytes_are_there),
+        cmocka_unit_test(test_small_tensors_are_launches),
+        cmocka_unit_test(test_memory_is_bounded),
+        cmocka_unit_test(test_work_on_the_callers_stream),
+        cmocka_unit_test(test_a_stream_of_the_caller),
+        cmocka_unit_test(test_a_context_breaks),
+        cmocka_unit_test(test_each_call_fails_staged),
+        cmocka_unit_test(test_each_call_fails_device_to_device),
+        cmocka_unit_test(test_the_reason_why_memory_is_not_shared),
+        cmocka_unit_test(test_traced_bytes_are_on_the_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * Offers of the lane cuda_ipc that are cut off, say what cannot be, or name memory that is not the
- * source's. On the fake driver.
+ * Offers of the cuda_ipc lane that are truncated, have impossible values, or name memory that is
+ * not the source's. On the fake driver.
  */
 #include <stdio.h>
 #include <sys/prctl.h>
@@ -19,7 +19,7 @@ enum { SIZE = 1 << 20 };
 
 static wherry_error error;
 
-/** A good offer, of two allocations, the second mapped. */
+/** A valid offer of two allocations, of which the second is mapped. */
 static wh_ipc_offer good_offer(wh_cuda_allocation allocations[2]) {
     wh_ipc_offer offer = {
         .identity.process = 1, .keeps = true, .nonce_address = 4096, .device_count = 2, .allocation_count = 2};
@@ -41,7 +41,7 @@ static wherry_status parse(const wh_ipc_offer *offer) {
     return status;
 }
 
-static void test_words(void **state) {
+static void test_truncated_offers(void **state) {
     (void)state;
     wh_cuda_allocation allocations[2];
     wh_ipc_offer offer = good_offer(allocations);
@@ -62,14 +62,14 @@ static void test_words(void **state) {
     wh_free(text.bytes);
 }
 
-static void test_what_cannot_be(void **state) {
+static void test_impossible_offers(void **state) {
     (void)state;
     wh_cuda_allocation allocations[2];
     wh_ipc_offer offer = good_offer(allocations);
     must(parse(&offer));
     offer.nonce_address = 4095;
     must_fail(WHERRY_MALFORMED, error, parse(&offer));
-    offer.nonce_address = 4097; /* its end is outside */
+    offer.nonce_address = 4097; /* its end is outside the allocation */
     must_fail(WHERRY_MALFORMED, error, parse(&offer));
     offer = good_offer(allocations);
     allocations[1].base = UINT64_MAX - SIZE + 1;
@@ -82,7 +82,7 @@ static void test_what_cannot_be(void **state) {
     must_fail(WHERRY_MALFORMED, error, parse(&offer));
 }
 
-/* ---- descriptors that the kernel does not give out ---- */
+/* ---- the kernel refuses to pass descriptors ---- */
 
 static int32_t nobody(wh_group *group, int32_t rank) {
     (void)group;
@@ -94,7 +94,8 @@ static const wh_group_ops group_ops = {.name = "nobody", .process = nobody};
 static wh_group group = {.ops = &group_ops, .size = 2};
 
 /**
- * Whether a probe by somebody who may not look into a process is refused, and asks for assistance.
+ * True if a probe by a user who may not access the source's process is refused and asks for
+ * assistance.
  */
 static bool is_refused(pid_t source) {
     wh_cuda_allocation allocations[2];
@@ -118,13 +119,13 @@ static bool is_refused(pid_t source) {
            receiver.process == (uint64_t)getpid();
 }
 
-/** The first test: the driver is of no use behind a fork. */
+/** Must be the first test, because the driver does not work after a fork. */
 static void test_not_permitted(void **state) {
     (void)state;
     enum { NOBODY = 65534 };
     int end;
     if (geteuid() != 0) {
-        fprintf(stderr, "not tried: a receiver of another user needs root\n");
+        fprintf(stderr, "skipped: a receiver of another user needs root\n");
         return;
     }
     pid_t source = getpid();
@@ -156,7 +157,7 @@ static void test_assist(void **state) {
 
 /* ---- memory that is not the source's ---- */
 
-/** A real source in this process, and what it offers. */
+/** A real source in this process, and its offer. */
 typedef struct scene {
     ferry_world world;
     wherry_storage *storage;
@@ -207,10 +208,10 @@ static wherry_status probe(scene *s) {
 }
 
 /**
- * Whoever has received from a process knows its nonce, and may offer it what is not a device's
- * memory, or more of it than there is.
+ * A process that has received from another one knows its nonce. It may then offer memory that is
+ * not a device's, or more than there is.
  */
-static void test_own_nonce(void **state) {
+static void test_an_offer_with_the_receivers_nonce(void **state) {
     (void)state;
     scene s;
     char host[4096];
@@ -219,7 +220,7 @@ static void test_own_nonce(void **state) {
     wh_cuda_allocation *one = s.offer.allocations + 1;
     wh_cuda_allocation good = *one;
     one->device = 255;
-    must(probe(&s)); /* the driver knows better */
+    must(probe(&s)); /* the driver knows the true size */
     *one = good;
     one->base = (uint64_t)(uintptr_t)host;
     one->size = sizeof(host);
@@ -236,15 +237,15 @@ static void test_own_nonce(void **state) {
     scene_close(&s);
 }
 
-/** Handles and descriptors that are not what they are said to be. */
-static void test_other_nonce(void **state) {
+/** Handles and descriptors that do not refer to the memory in the offer. */
+static void test_an_offer_with_another_nonce(void **state) {
     (void)state;
     scene s;
     int pipes[2];
     scene_open(&s);
     assert_int_equal(pipe(pipes), 0);
     s.offer.nonce[0] ^= 1;
-    /* handles of this process, which the driver does not open */
+    /* the driver does not open handles of its own process */
     must_fail(WHERRY_REFUSED, error, probe(&s));
     wh_cuda_allocation *one = s.offer.allocations;
     const int numbers[] = {0, pipes[0], 1 << 30};
@@ -270,8 +271,12 @@ int main(void) {
     ferry_lane = "cuda_ipc";
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_not_permitted),  cmocka_unit_test(test_assist),    cmocka_unit_test(test_words),
-        cmocka_unit_test(test_what_cannot_be), cmocka_unit_test(test_own_nonce), cmocka_unit_test(test_other_nonce),
+        cmocka_unit_test(test_not_permitted),
+        cmocka_unit_test(test_assist),
+        cmocka_unit_test(test_truncated_offers),
+        cmocka_unit_test(test_impossible_offers),
+        cmocka_unit_test(test_an_offer_with_the_receivers_nonce),
+        cmocka_unit_test(test_an_offer_with_another_nonce),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,8 @@
 /*
- * Memory of CUDA devices between processes: opened once and kept where the source says so, closed
- * where it does not; mapped memory; and one of the two killed in the middle, after which the other
- * says so soon and goes on using the device. On a real device where there is, else on the fake
- * driver.
+ * Transfers of CUDA device memory between processes. The receiver opens the source's memory once
+ * and keeps it open if the source allows that, else it closes it. Memory may be mapped. If one
+ * process is killed during a transfer, the other one notices soon and can still use the device. The
+ * tests use a real device if there is one, else the fake driver.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ enum { SOURCE, RECEIVER, RANKS };
 
 enum { TENSORS = 12, TENSOR_BYTES = (5 << 20) + 64, NOTICE_MS = 2500 * JOB_SLOW };
 
-/** What ranks say to each other. */
+/** Flags of the job. */
 enum { READY, DONE };
 
 static const wherry_device device = {WHERRY_DEVICE_CUDA, 0};
@@ -61,7 +61,7 @@ static wherry_value *tensor_over(job_rank *self, wherry_storage *storage) {
     return value;
 }
 
-/** Tensors of two devices in turn; `seed` 0: zeros. */
+/** Tensors on two devices alternately. If `seed` is 0, they are zero. */
 static wherry_value *make_state_on(job_rank *self, uint8_t seed, wherry_device even, wherry_device odd) {
     wherry_error error;
     wherry_value *state;
@@ -88,7 +88,7 @@ static void check_state(job_rank *self, const wherry_value *state, uint8_t seed)
     }
 }
 
-/** The device must still be of use to this process, or the error must say that it is not. */
+/** The device must still work in this process, or the error must say that it does not. */
 static void check_device(job_rank *self, const wherry_error *reason) {
     wherry_error error;
     wherry_storage *storage;
@@ -99,11 +99,12 @@ static void check_device(job_rank *self, const wherry_error *reason) {
         wherry_storage_unref(storage);
     } else {
         job_check(self, strstr(error.message, "is broken") && strstr(reason->message, "is broken"),
-                  "the device is of no more use, and nobody said so: %s; %s", error.message, reason->message);
+                  "the device does not work any more, and the error does not say so: %s; %s", error.message,
+                  reason->message);
     }
 }
 
-/* ---- opening and keeping ---- */
+/* ---- open and keep ---- */
 
 enum { TIMES = 4 };
 
@@ -120,7 +121,8 @@ static void send_times(job_rank *self) {
 }
 
 /**
- * What was open when this rank told the source that it is done, after which the source may free it.
+ * How many allocations were open when this rank told the source that it is done, after which the
+ * source may free them.
  */
 static size_t open_when_done;
 
@@ -145,7 +147,7 @@ static void receive_times(job_rank *self) {
         }
         job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
         check_state(self, received, 40);
-        job_check(self, strcmp(stats.lane, "cuda_ipc") == 0, "it went by %s", stats.lane);
+        job_check(self, strcmp(stats.lane, "cuda_ipc") == 0, "the lane was %s", stats.lane);
         job_check(self, stats.bytes_moved == (uint64_t)TENSORS * TENSOR_BYTES, "%llu bytes moved",
                   (unsigned long long)stats.bytes_moved);
         size_t open = wh_ipc_open_count();
@@ -166,7 +168,7 @@ static void test_opened_once(void **state) {
     assert_true(job_close(all));
 }
 
-/* ---- what is kept, and how long ---- */
+/* ---- how long memory is kept open ---- */
 
 enum { KEEPING, BY_ANOTHER_LANE, KEEPING_AGAIN, TURNS };
 
@@ -191,7 +193,7 @@ static void send_and_die(job_rank *self) {
 static void await_death(job_rank *self, pid_t process) {
     int pidfd = (int)syscall(SYS_pidfd_open, process, 0);
     struct pollfd watched = {pidfd, POLLIN, 0};
-    job_check(self, pidfd < 0 || poll(&watched, 1, JOB_MS) == 1, "it does not die");
+    job_check(self, pidfd < 0 || poll(&watched, 1, JOB_MS) == 1, "process %d does not end", (int)process);
     close(pidfd);
 }
 
@@ -218,11 +220,11 @@ static void receive_and_survive(job_rank *self) {
         wherry_transfer_options options = job_options("stream");
         job_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){THIRD}, 1, target, &options, NULL, &error),
                  error);
-        job_check(self, wh_ipc_open_count() == 0, "the memory of a process that is gone is still open");
+        job_check(self, wh_ipc_open_count() == 0, "the memory of a process that has ended is still open");
     } else {
         wherry_transport_destroy(self->transport);
         self->transport = NULL;
-        job_check(self, wh_ipc_open_count() == 0, "memory is kept beyond the transport");
+        job_check(self, wh_ipc_open_count() == 0, "memory is still open after the transport was destroyed");
         job_send_signal(self, SOURCE, SIGKILL);
     }
     wherry_value_destroy(target);
@@ -240,10 +242,10 @@ static void receive_as_third(job_rank *self) {
 }
 
 /**
- * What was kept is given back when a state comes by another way, when its process is gone, and with
- * the transport.
+ * Memory that was kept open is closed when another lane is used, when its process has ended, and
+ * when the transport is destroyed.
  */
-static void test_kept_no_longer(void **state) {
+static void test_kept_memory_is_closed(void **state) {
     (void)state;
     static const char dies[] = "dies";
     for (int i = 0; i < 2; i++) {
@@ -257,9 +259,9 @@ static void test_kept_no_longer(void **state) {
     }
 }
 
-/* ---- other devices ---- */
+/* ---- different devices ---- */
 
-/** Which devices the tensors of both sides lie on, in turn; -1: the host. */
+/** The devices of the tensors on each side, in turn; -1: the host. */
 typedef struct way {
     int32_t from[2];
     int32_t to[2];
@@ -302,13 +304,13 @@ static void receive_along(job_rank *self) {
         options.target_context = target;
         job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
         check_state(self, received, 60);
-        job_check(self, strcmp(stats.lane, "cuda_ipc") == 0, "way %d: it went by %s: %s", i, stats.lane, stats.reasons);
+        job_check(self, strcmp(stats.lane, "cuda_ipc") == 0, "way %d: lane %s: %s", i, stats.lane, stats.reasons);
         wherry_value_destroy(received);
         wherry_value_destroy(target);
     }
 }
 
-/** A device reaches by itself only what is its own or was opened for it. */
+/** A device can access only its own memory, and memory that was opened for it. */
 static void test_other_devices(void **state) {
     (void)state;
     job *all = job_open("other devices", RANKS, false, 0);
@@ -329,8 +331,8 @@ static void receive_without_peers(job_rank *self) {
     options.target_context = target;
     job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
     check_state(self, received, 40);
-    job_check(self, !fake_driver_find().count || strcmp(stats.lane, "ring") == 0, "it went by %s", stats.lane);
-    job_check(self, wh_ipc_open_count() == 0, "something of a lane that was not taken is open");
+    job_check(self, !fake_driver_find().count || strcmp(stats.lane, "ring") == 0, "the lane was %s", stats.lane);
+    job_check(self, wh_ipc_open_count() == 0, "memory is open for a lane that was not used");
     wherry_value_destroy(received);
     wherry_value_destroy(target);
 }
@@ -344,7 +346,7 @@ static void send_once(job_rank *self) {
     wherry_value_destroy(state);
 }
 
-/** Where devices do not reach each other, their memory is staged. */
+/** If devices cannot access each other's memory, it is staged through the host. */
 static void test_no_peers(void **state) {
     (void)state;
     job *all = job_open("no peers", RANKS, false, 0);
@@ -385,7 +387,7 @@ static void receive_to_second(job_rank *self) {
     wherry_value_destroy(target);
 }
 
-/** A context takes hundreds of MiB of its device: none is made where nothing lies. */
+/** A context takes hundreds of MiB of its device. A device without tensors gets none. */
 static void test_one_device_of_several(void **state) {
     (void)state;
     static const char *const lanes[] = {"cuda_ipc", "ring"};
@@ -419,16 +421,16 @@ static wherry_value *mapped_state(job_rank *self, uint8_t seed) {
     return state;
 }
 
-/** A driver that does not let mappings out: the reason says so, and what it answered. */
+/** If the driver does not export mappings, the reason says so, with the driver's answer. */
 static void check_refusal(job_rank *self, const wherry_value *state) {
     const void *data = wherry_storage_data(wherry_tensor_get(wherry_sequence_at(state, 0))->storage);
     wh_cuda_allocation allocation;
     wherry_error error;
     if (!fake_driver_find().shadow) {
-        return; /* a real one does not on demand */
+        return; /* a real driver cannot be made to fail */
     }
     setenv("FAKE_CUDA_NO_IPC", "1", 1);
-    job_check(self, wh_cuda_describe(data, &allocation, &error) == WHERRY_UNSUPPORTED, "it was described");
+    job_check(self, wh_cuda_describe(data, &allocation, &error) == WHERRY_UNSUPPORTED, "the memory was described");
     unsetenv("FAKE_CUDA_NO_IPC");
     job_check(self, strstr(error.message, "was not allocated for sharing") && strstr(error.message, "(801)"),
               "the reason is \"%s\"", error.message);
@@ -538,7 +540,7 @@ int main(void) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_opened_once),
-        cmocka_unit_test(test_kept_no_longer),
+        cmocka_unit_test(test_kept_memory_is_closed),
         cmocka_unit_test(test_other_devices),
         cmocka_unit_test(test_no_peers),
         cmocka_unit_test(test_one_device_of_several),

@@ -1,6 +1,6 @@
 /*
- * Many small tensors from a device to the host over cuda_ipc: a few launches into pinned memory,
- * not a copy each; and the same bytes where none may be pinned.
+ * Many small tensors are copied from a device to the host over cuda_ipc by a few kernel launches
+ * into pinned memory, not by one copy each. The bytes are the same if no memory can be pinned.
  */
 #include <stdio.h>
 
@@ -27,7 +27,7 @@ static wherry_value *make_state(wherry_storage *memory, wherry_device device) {
     return state;
 }
 
-/** @return how often the driver was told to copy. */
+/** @return the number of copies that the driver was asked for. */
 static uint64_t receive_on_host(void) {
     ferry_world world = ferry_open();
     wherry_storage *from = build_device_storage(0, (uint64_t)COUNT * APART, 5);

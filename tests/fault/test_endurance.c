@@ -1,18 +1,21 @@
 /*
- * A thousand transfers in a row between two processes, over every lane and in both directions: what
- * the processes hold after them is what they held after the first hundred.
+ * A thousand transfers in a row between two processes, over every lane and in both directions.
+ * Afterwards the processes have no more memory, threads and descriptors than after the first
+ * hundred.
  */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+#include "support/asleep.h"
 #include "support/build.h"
 #include "support/process_job.h"
 
 enum { ROUNDS = 1000 / (JOB_SLOW == 1 ? 1 : 2), WARM = ROUNDS / 10, RANKS = 2, TENSORS = 40 };
 
-/* ---- what a process holds ---- */
+/* ---- the resources of a process ---- */
 
 static _Atomic int64_t blocks;
 
@@ -40,7 +43,7 @@ typedef struct holdings {
     long resident; /**< KiB. */
     int threads;
     int descriptors;
-    int64_t blocks; /**< Of the library's allocator. */
+    int64_t blocks; /**< Allocated by the library. */
 } holdings;
 
 static int count_entries(const char *folder) {
@@ -66,19 +69,53 @@ static long resident_kib(void) {
     return (second ? strtol(second, NULL, 10) : 0) * (sysconf(_SC_PAGESIZE) / 1024);
 }
 
-/**
- * Once both sides are quiet: a channel that the other side has closed is noticed a moment later.
- */
 static holdings take_stock(void) {
-    usleep(300000);
     return (holdings){resident_kib(), count_entries("/proc/self/task"), count_entries("/proc/self/fd"),
                       atomic_load(&blocks)};
+}
+
+static bool is_within(const holdings *last, const holdings *first) {
+    return last->threads <= first->threads && last->descriptors <= first->descriptors &&
+           last->blocks <= first->blocks + 2 && (JOB_SLOW > 1 || last->resident < first->resident + 2048);
+}
+
+static void meet(job_rank *self) {
+    static uint64_t number;
+    wherry_error error;
+    job_must(self, wherry_group_barrier(self->group, ++number, JOB_MS, &error), error);
+}
+
+/**
+ * Takes stock while neither side has a transfer. A side notices a moment later that the other one
+ * has closed a channel, so this waits until all threads are idle.
+ */
+static holdings take_stock_when_idle(job_rank *self) {
+    meet(self);
+    wh_await_asleep(getpid());
+    meet(self);
+    wh_await_asleep(getpid());
+    holdings found = take_stock();
+    meet(self);
+    return found;
+}
+
+/** Waits until nothing is left of the transfers, but not forever. */
+static holdings take_stock_at_the_end(job_rank *self, const holdings *first) {
+    wh_deadline limit = wh_deadline_in_ms(JOB_MS / 4);
+    meet(self);
+    holdings last = take_stock();
+    while (!is_within(&last, first) && !wh_deadline_passed(limit)) {
+        usleep(5000);
+        last = take_stock();
+    }
+    meet(self);
+    return last;
 }
 
 /* ---- the transfers ---- */
 
 static wherry_value *sent[RANKS];
-static const char *named; /**< The lane of all of them; NULL: several, in turn. */
+static const char *named; /**< The lane of all transfers; NULL: several lanes in turn. */
 
 static wherry_value *small_state(uint8_t seed) {
     wherry_value *list = build_list(NULL);
@@ -112,7 +149,7 @@ static void transfer(job_rank *self, int round) {
     job_must(self, wherry_checkpoint_recv(self->transport, other, &options, &received, &error), error);
     job_check(self, strcmp(stats.lane, lane) == 0, "the lane was %s", stats.lane);
     job_check(self, wherry_value_compare(sent[other], received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK,
-              "round %d is not right", round);
+              "round %d: the received state differs", round);
     wherry_value_destroy(received);
 }
 
@@ -120,11 +157,11 @@ static void go_round(job_rank *self) {
     holdings first = {0};
     for (int round = 0; round < ROUNDS; round++) {
         if (round == WARM) {
-            first = take_stock();
+            first = take_stock_when_idle(self);
         }
         transfer(self, round);
     }
-    holdings last = take_stock();
+    holdings last = take_stock_at_the_end(self, &first);
     job_check(self, last.threads <= first.threads, "%d threads, then %d", first.threads, last.threads);
     job_check(self, last.descriptors <= first.descriptors, "%d descriptors, then %d", first.descriptors,
               last.descriptors);

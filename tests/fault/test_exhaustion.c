@@ -1,7 +1,7 @@
 /*
- * A process that has no descriptor or no thread left when a transfer begins: it ends in an error or
- * in a slower success, on both sides, and with the limit raised again everything works. And a
- * process that is forked from one with a group and transfers at work can join a group of its own.
+ * A process has no descriptor or no thread left when a transfer starts. Both sides fail, or succeed
+ * more slowly. When the limit is raised again, transfers work. Also: a process that is forked from
+ * one with a group and running transfers can join its own group.
  */
 #include <dirent.h>
 #include <pthread.h>
@@ -23,14 +23,14 @@ typedef struct scene {
     char name[100];
     const char *lane;
     int resource; /**< RLIMIT_* */
-    int32_t poor; /**< Which rank has a limit. */
+    int32_t poor; /**< The rank that has the limit. */
 } scene;
 
 static job_state sent;
 
 /* ---- limits ---- */
 
-/** Descriptors that fill the gaps between the others. */
+/** Descriptors that fill the gaps between the numbers of the others. */
 static int fillers[256];
 static size_t filler_count;
 
@@ -49,8 +49,8 @@ static int highest_descriptor(void) {
 }
 
 /**
- * The limit is about numbers: once there are no gaps below the highest, so many can be opened and
- * no more.
+ * RLIMIT_NOFILE limits the numbers of descriptors. So this fills the gaps below the highest one.
+ * Then exactly `spare` more can be opened.
  */
 static void limit_descriptors(job_rank *self, rlim_t spare) {
     int highest = highest_descriptor();
@@ -67,7 +67,7 @@ static void limit_descriptors(job_rank *self, rlim_t spare) {
     job_check(self, setrlimit(RLIMIT_NOFILE, &limits) == 0, "no limit of descriptors");
 }
 
-/** The limit counts all threads of the user. */
+/** RLIMIT_NPROC counts all threads of the user. */
 static void limit_threads(job_rank *self, rlim_t spare) {
     struct rlimit limits;
     getrlimit(RLIMIT_NPROC, &limits);
@@ -101,13 +101,13 @@ static wherry_status transfer(job_rank *self, const wherry_transfer_options *opt
     }
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, options, &received, error);
     if (status == WHERRY_OK) {
-        job_check(self, job_state_equals(&sent, received), "the state is not right");
+        job_check(self, job_state_equals(&sent, received), "the received state differs");
         wherry_value_destroy(received);
     }
     return status;
 }
 
-/** What a transfer may come to when a process has nothing left. */
+/** True for the statuses that a transfer may end with when a resource is exhausted. */
 static bool is_fair(wherry_status status) {
     return status == WHERRY_OK || status == WHERRY_SYSTEM || status == WHERRY_NO_MEMORY || status == WHERRY_ABORTED ||
            status == WHERRY_UNSUPPORTED || status == WHERRY_TIMED_OUT || status == WHERRY_REVOKED;
@@ -178,7 +178,7 @@ static void test_no_threads(void **state) {
     (void)state;
     scene scenes[8];
     if (geteuid() != 0) {
-        fprintf(stderr, "# a limit of threads is not tried: only root can become a user who has no others\n");
+        fprintf(stderr, "# skipped the limit of threads: only root can switch to an idle user\n");
         return;
     }
     run_poor(scenes, fill(scenes, RLIMIT_NPROC), NOBODY);
@@ -188,7 +188,7 @@ static void test_no_threads(void **state) {
 
 enum { FORKS = 10, STOP = 0 };
 
-/** The jobs that the children of the forks meet in. */
+/** A job per fork, in which the children of the two ranks meet. */
 static job *families[FORKS];
 
 static void *keep_busy(void *context) {
@@ -206,7 +206,7 @@ static void *keep_busy(void *context) {
     return NULL;
 }
 
-/** The child of a fork: its parent's group and transport are closed to it, and it makes its own. */
+/** In a child, its parent's group and transport are closed. It creates its own. */
 static void be_child(const job_rank *parent, job *family) {
     job_rank self = {.job = family, .rank = parent->rank};
     wherry_error error;
@@ -225,7 +225,7 @@ static void be_parent(job_rank *self) {
     pthread_t busy;
     job_check(self, pthread_create(&busy, NULL, keep_busy, self) == 0, "no thread");
     for (int i = 0; i < FORKS; i++) {
-        usleep(10000 + 1777 * (unsigned)i);
+        usleep(10000 + 1777 * (unsigned)i); /* so that forks happen at different moments */
         pid_t child = fork();
         if (child == 0) {
             alarm(60 * JOB_SLOW);

@@ -1,7 +1,7 @@
 /*
- * A receiver that speaks nonsense, out of turn, or asks for what is not offered. The source ends
- * with the right error, promptly; nothing but the offered bytes leaves it; and another receiver of
- * the same send, which is honest, gets everything.
+ * A hostile receiver sends malformed messages, sends them in the wrong order, or asks for bytes
+ * that are not offered. The source fails promptly with the right error, and sends nothing but the
+ * offered bytes. An honest receiver of the same send gets everything.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +21,8 @@ static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_
 static const wh_group_kind sockets = {"unix", wh_open_unix_place, wh_join_place, wh_close_place};
 
 /**
- * A tensor in the middle of a storage: what lies around it is nobody's business. Bytes of the
- * tensor are never 0xA5.
+ * A tensor in the middle of a storage. The bytes around it, 0xA5, must not leave the source. No
+ * byte of the tensor has this value.
  */
 static wherry_value *guarded_state(void) {
     int64_t body = BODY;
@@ -62,7 +62,7 @@ static void scene_begin(scene *s, const wh_group_kind *kind, const char *lanes) 
     script_begin(&s->peer, s->world.groups[HOSTILE], 0, s->world.transports[0]->tag);
 }
 
-/** The source must end so for the scripted receiver, and well for the other. */
+/** Checks the source's status for the scripted receiver, and success for the honest one. */
 static void scene_finish(scene *s, wherry_status expected) {
     ferry_join(&s->send);
     ferry_join(&s->honest);
@@ -89,7 +89,7 @@ static void scene_finish(scene *s, wherry_status expected) {
 
 /* ---- questions ---- */
 
-static void test_nonsense_instead_of_a_question(void **state) {
+static void test_malformed_questions(void **state) {
     (void)state;
     scene s;
     uint64_t seed = 1;
@@ -109,7 +109,7 @@ static void test_nonsense_instead_of_a_question(void **state) {
     scene_finish(&s, WHERRY_OK);
 }
 
-/** Only so many are kept, the newest; the first has the offer, which it leaves lying. */
+/** Only the newest questions are kept. The first one is answered, and the receiver ignores it. */
 static void test_thousands_of_questions(void **state) {
     (void)state;
     scene s;
@@ -136,7 +136,7 @@ static void test_a_long_question_is_not_kept(void **state) {
     size_t size = 8 << 20;
     uint8_t *bytes = calloc(1, size);
     bytes[0] = WH_WANT;
-    bytes[2] = WH_CONVERSATION_VERSION + 1; /* whose form is not known */
+    bytes[2] = WH_CONVERSATION_VERSION + 1; /* an unknown version */
     wh_store_be64(bytes + 3, s.peer.own);
     script_send(&s.peer, s.peer.want_tag, bytes, size);
     assert_false(script_take(&s.peer, 50));
@@ -155,10 +155,10 @@ static void withdraw(scripted *peer, uint64_t nonce, wherry_status status) {
 }
 
 /**
- * A question that was withdrawn may be asked again, however often it is withdrawn; one of another
- * nonce is not withdrawn.
+ * A question can be withdrawn repeatedly, and asked again. A withdrawal with another nonce has no
+ * effect.
  */
-static void test_withdrawing_again_and_again(void **state) {
+static void test_repeated_withdrawals(void **state) {
     (void)state;
     scene s;
     scene_begin(&s, &local, NULL);
@@ -169,7 +169,7 @@ static void test_withdrawing_again_and_again(void **state) {
         withdraw(&s.peer, s.peer.own, WHERRY_TIMED_OUT);
         withdraw(&s.peer, s.peer.own, WHERRY_TIMED_OUT);
     }
-    assert_false(script_take(&s.peer, 50)); /* a withdrawal is never taken for a question */
+    assert_false(script_take(&s.peer, 50)); /* a withdrawal is not answered like a question */
     s.peer.there = 0;
     script_ask(&s.peer);
     script_say(&s.peer, &(wh_note){.type = WH_DONE, .epoch = s.peer.offer.epoch});
@@ -177,8 +177,8 @@ static void test_withdrawing_again_and_again(void **state) {
     scene_finish(&s, WHERRY_OK);
 }
 
-/** Its threads are at work when it pretends never to have asked. */
-static void test_withdrawing_while_bytes_move(void **state) {
+/** The receiver withdraws its question while the source's threads send bytes. */
+static void test_a_withdrawal_while_bytes_move(void **state) {
     (void)state;
     scene s;
     scene_begin(&s, &local, NULL);
@@ -192,7 +192,7 @@ static void test_withdrawing_while_bytes_move(void **state) {
 
 /* ---- plans ---- */
 
-static void test_plans_that_ask_outside(void **state) {
+static void test_plans_outside_the_offer(void **state) {
     (void)state;
     const uint64_t big = UINT64_C(1) << 60;
     const struct {
@@ -227,15 +227,15 @@ static void test_plans_that_ask_outside(void **state) {
     }
 }
 
-/** What a plan within the bounds gets is the tensor and nothing around it. */
-static void test_a_plan_gets_what_is_offered_and_no_more(void **state) {
+/** A valid plan gets the tensor, and no byte around it. */
+static void test_a_plan_gets_only_the_offered_bytes(void **state) {
     (void)state;
     scene s;
     wh_stop never;
     must(wh_stop_init(&never, &error));
     scene_begin(&s, &local, "stream");
     script_ask(&s.peer);
-    assert_int_equal(s.peer.offer.addresses.size, 0); /* no lane needs them: they are not told */
+    assert_int_equal(s.peer.offer.addresses.size, 0); /* the lane does not need them */
     script_open_channel(&s.peer);
     script_plan(&s.peer, "stream", (wh_bytes){"\1\1", 2}, &(wherry_interval){0, 3}, 1);
     enum { ALL = BODY + 4 * 64 }; /* three headers and the end */
@@ -270,10 +270,10 @@ static void test_plans_for_lanes_that_are_not_offered(void **state) {
 }
 
 /**
- * A request that a lane cannot read refuses the lane, not the receiver: it may take another, and
- * here does not.
+ * If a lane cannot read a request, the source refuses the lane, not the receiver, which may choose
+ * another one. Here it does not.
  */
-static void test_garbage_for_a_lane(void **state) {
+static void test_malformed_requests_for_a_lane(void **state) {
     (void)state;
     uint8_t garbage[WH_LANE_OFFER_MAX];
     uint64_t seed = 3;
@@ -295,18 +295,19 @@ static void test_garbage_for_a_lane(void **state) {
     scene_finish(&s, WHERRY_TIMED_OUT);
 }
 
-static void test_a_plan_twice(void **state) {
+static void test_the_same_plan_twice(void **state) {
     (void)state;
     scene s;
     scene_begin(&s, &local, NULL);
     script_ask(&s.peer);
-    script_plan(&s.peer, "cma", (wh_bytes){"", 0}, &(wherry_interval){0, 1}, 1);
-    script_plan(&s.peer, "cma", (wh_bytes){"", 0}, &(wherry_interval){1, 1}, 1);
+    /* over channels, which it never opens */
+    script_plan(&s.peer, "stream", (wh_bytes){"\1\2", 2}, &(wherry_interval){0, 1}, 1);
+    script_plan(&s.peer, "stream", (wh_bytes){"\1\2", 2}, &(wherry_interval){1, 1}, 1);
     script_expect(&s.peer, WH_ABORT);
     scene_finish(&s, WHERRY_MALFORMED);
 }
 
-/* ---- what comes then ---- */
+/* ---- messages after the plan ---- */
 
 static void test_done_for_another_lease(void **state) {
     (void)state;
@@ -320,28 +321,66 @@ static void test_done_for_another_lease(void **state) {
     scene_finish(&s, WHERRY_TIMED_OUT);
 }
 
-static void test_retry_too_early(void **state) {
+static void test_a_request_without_a_lane(void **state) {
     (void)state;
     uint8_t one[16] = {0};
-    one[15] = 1; /* chunk 0, one of it */
-    wh_note retry = {.type = WH_RETRY, .intervals = {one, sizeof(one)}};
+    one[15] = 1; /* one chunk, starting with chunk 0 */
+    wh_note request = {.type = WH_REQUEST, .last = 1, .intervals = {one, sizeof(one)}};
     for (int planned = 0; planned < 2; planned++) {
         scene s;
         scene_begin(&s, &local, NULL);
         script_ask(&s.peer);
-        if (planned) { /* over channels, which never come */
+        if (planned) { /* over channels, which it never opens */
             script_plan(&s.peer, "stream", (wh_bytes){"\1\2", 2}, &(wherry_interval){0, 3}, 1);
         }
-        script_say(&s.peer, &retry);
+        script_say(&s.peer, &request);
         script_expect(&s.peer, WH_ABORT);
         scene_finish(&s, WHERRY_MALFORMED);
     }
 }
 
 /**
- * Digests are told before a plan, of chunks that there are, as often as an honest receiver may ask.
+ * A receiver of several sources does not wait until its plan was taken. It may request more, close
+ * the lane and plan again before the channels of the first plan have come: no offence.
  */
-static void test_comparing_out_of_turn(void **state) {
+static void test_requests_that_overtake_their_lane(void **state) {
+    (void)state;
+    uint8_t one[16] = {[15] = 1};
+    wh_note plan = {.type = WH_PLAN, .session = 1, .lane = text_bytes("stream"), .request = {"\1\1", 2}, .bytes = 1};
+    wh_note request = {.type = WH_REQUEST, .last = 1, .intervals = {one, sizeof(one)}};
+    for (int closes = 0; closes < 4; closes++) {
+        scene s;
+        scene_begin(&s, &sockets, NULL);
+        script_ask(&s.peer);
+        plan.intervals = (wh_bytes){one, sizeof(one)};
+        for (int i = 0; i <= closes; i++) {
+            script_say(&s.peer, &plan);
+            script_say(&s.peer, &request);
+            if (i < closes) {
+                script_say(&s.peer, &(wh_note){.type = WH_CLOSE});
+            }
+            plan.session++;
+        }
+        script_open_channel(&s.peer);
+        script_say(&s.peer, &(wh_note){.type = WH_DONE, .epoch = s.peer.offer.epoch});
+        script_expect(&s.peer, WH_RELEASED);
+        scene_finish(&s, WHERRY_OK);
+    }
+    /* the source refuses the lane, and then gets a request for it */
+    scene s;
+    scene_begin(&s, &sockets, NULL);
+    script_ask(&s.peer);
+    plan.request = (wh_bytes){"\7\7", 2};
+    script_say(&s.peer, &plan);
+    script_say(&s.peer, &request);
+    script_expect(&s.peer, WH_REFUSE_LANE);
+    script_say(&s.peer, &(wh_note){.type = WH_DONE, .epoch = s.peer.offer.epoch});
+    script_expect(&s.peer, WH_RELEASED);
+    scene_finish(&s, WHERRY_OK);
+}
+
+/** The source sends digests before and after a plan, but only of existing chunks. */
+static void test_comparing(void **state) {
     (void)state;
     uint8_t one[16] = {0};
     one[15] = 1;
@@ -353,20 +392,21 @@ static void test_comparing_out_of_turn(void **state) {
         script_ask(&s.peer);
         script_say(&s.peer, &compare);
         script_expect(&s.peer, WH_DIGESTS);
-        assert_true(s.peer.note.first == 0 && s.peer.note.digests.size == WH_DIGEST_BYTES);
+        assert_true(s.peer.note.first == 0 && s.peer.note.digests.size == WHERRY_DIGEST_BYTES);
         if (planned) {
             script_plan(&s.peer, "cma", (wh_bytes){"", 0}, &(wherry_interval){0, 1}, 1);
-        } else {
-            one[7] = 3; /* of three there is no fourth */
+            script_say(&s.peer, &compare);
+            script_expect(&s.peer, WH_DIGESTS);
         }
+        one[7] = 3; /* there are only three chunks */
         script_say(&s.peer, &compare);
         script_expect(&s.peer, WH_ABORT);
-        scene_finish(&s, planned ? WHERRY_MALFORMED : WHERRY_OUT_OF_BOUNDS);
+        scene_finish(&s, WHERRY_OUT_OF_BOUNDS);
     }
 }
 
-/** It has opened a channel and does not read from it; the source's worker waits there. */
-static void test_retry_while_bytes_move(void **state) {
+/** The plan says that no request follows. The source's worker still waits at the channel. */
+static void test_a_request_after_the_last(void **state) {
     (void)state;
     uint8_t one[16] = {[15] = 1};
     scene s;
@@ -375,7 +415,7 @@ static void test_retry_while_bytes_move(void **state) {
     script_ask(&s.peer);
     must(wh_group_connect(s.peer.group, 0, s.peer.there, wh_deadline_in_ms(SCRIPT_MS), NULL, &channel, &error));
     script_plan(&s.peer, "stream", (wh_bytes){"\1\1", 2}, &(wherry_interval){0, 3}, 1);
-    script_say(&s.peer, &(wh_note){.type = WH_RETRY, .intervals = {one, sizeof(one)}});
+    script_say(&s.peer, &(wh_note){.type = WH_REQUEST, .intervals = {one, sizeof(one)}});
     script_expect(&s.peer, WH_ABORT);
     close(channel);
     scene_finish(&s, WHERRY_MALFORMED);
@@ -399,8 +439,8 @@ static void test_assistance(void **state) {
     }
 }
 
-/** Answers would pile up at one who does not read them. */
-static void test_asking_without_end(void **state) {
+/** Without a limit, answers would accumulate for a receiver that does not read them. */
+static void test_requests_without_end(void **state) {
     (void)state;
     for (int plans = 0; plans < 2; plans++) {
         scene s;
@@ -423,11 +463,11 @@ static void test_asking_without_end(void **state) {
     }
 }
 
-/** Types that there are not, and those that only a source sends. */
+/** Messages with unknown types, and with types that only a source sends. */
 static void test_types_that_no_receiver_sends(void **state) {
     (void)state;
-    static const uint8_t types[] = {0,          WH_WANT, WH_OFFER, WH_REFUSE_LANE, WH_ASSISTED, WH_DIGESTS, WH_RELEASED,
-                                    WH_REVOKED, 16,      255};
+    static const uint8_t types[] = {
+        0, WH_WANT, WH_OFFER, WH_REFUSE_LANE, WH_ASSISTED, WH_DIGESTS, WH_RELEASED, WH_REVOKED, WH_CONFIRMED, 19, 255};
     for (size_t i = 0; i < sizeof(types); i++) {
         scene s;
         scene_begin(&s, &local, NULL);
@@ -441,12 +481,9 @@ static void test_types_that_no_receiver_sends(void **state) {
     }
 }
 
-/* ---- cut off, and changed ---- */
+/* ---- truncated and changed messages ---- */
 
-/**
- * One conversation of a scripted receiver with a send of its own, small and quick; `text` is said
- * behind the OFFER.
- */
+/** A short conversation of a scripted receiver with its own send. It sends `text` after OFFER. */
 static wherry_status converse(ferry_world *world, const wherry_value *small, const void *text, size_t size,
                               int64_t no_progress_ms) {
     ferry_call send = ferry_send(world, 0, HOSTILE, small);
@@ -478,15 +515,15 @@ static wh_string example(wh_message_type type, uint64_t epoch) {
     return script_encode(&note);
 }
 
-static const wh_message_type spoken[] = {WH_PLAN,     WH_RETRY, WH_COMPARE, WH_ASSIST,
-                                         WH_PROGRESS, WH_DONE,  WH_ABORT,   WH_WITHDRAW};
+static const wh_message_type spoken[] = {WH_PLAN, WH_REQUEST, WH_COMPARE,  WH_ASSIST, WH_PROGRESS,
+                                         WH_DONE, WH_ABORT,   WH_WITHDRAW, WH_CLOSE,  WH_CONFIRM};
 
 static wherry_value *small_state(void) {
     int64_t bytes = 100;
     return build_dict("w", build_tensor(build_storage(100, 1), WHERRY_U8, 0, 1, &bytes, NULL), NULL);
 }
 
-static void test_messages_cut_off_at_every_byte(void **state) {
+static void test_messages_truncated_at_every_byte(void **state) {
     (void)state;
     ferry_kind = &local;
     ferry_lane = NULL;
@@ -506,8 +543,7 @@ static void test_messages_cut_off_at_every_byte(void **state) {
 }
 
 /**
- * A changed byte is an error, or means something else that the receiver could have said; the next
- * send is as good as ever.
+ * A changed byte is an error, or makes another valid message. The next send works in either case.
  */
 static void test_messages_with_each_byte_changed(void **state) {
     (void)state;
@@ -537,8 +573,8 @@ static void test_messages_with_each_byte_changed(void **state) {
 }
 
 /**
- * A question with a byte changed is another question, or none; the source waits for a better one as
- * long as it has time.
+ * A question with a changed byte is another valid question or none. The source waits for a valid
+ * one until its timeout.
  */
 static void test_a_question_with_each_byte_changed(void **state) {
     (void)state;
@@ -554,7 +590,7 @@ static void test_a_question_with_each_byte_changed(void **state) {
         bool version = at == 1 || at == 2;
         bool step = at >= 11 && at < 19;
         send.options.step = 5;
-        /* the others wait for all of it */
+        /* the others wait for their whole timeout */
         send.options.timeout_ms = version || step ? LIMIT_MS : 60;
         ferry_start(&send);
         script_begin(&peer, world.groups[HOSTILE], 0, world.transports[0]->tag);
@@ -574,10 +610,10 @@ static void test_a_question_with_each_byte_changed(void **state) {
 /* ---- channels ---- */
 
 /**
- * Channels that no lane takes are closed, whatever lane is taken and however often the question is
- * withdrawn.
+ * The source closes channels that no lane uses, whichever lane is chosen, and however often the
+ * question is withdrawn.
  */
-static void test_channels_that_nobody_wants(void **state) {
+static void test_unused_channels_are_closed(void **state) {
     (void)state;
     ferry_kind = &sockets;
     ferry_lane = NULL;
@@ -616,27 +652,28 @@ static void test_channels_that_nobody_wants(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nonsense_instead_of_a_question),
+        cmocka_unit_test(test_malformed_questions),
         cmocka_unit_test(test_thousands_of_questions),
         cmocka_unit_test(test_a_long_question_is_not_kept),
-        cmocka_unit_test(test_withdrawing_again_and_again),
-        cmocka_unit_test(test_withdrawing_while_bytes_move),
-        cmocka_unit_test(test_plans_that_ask_outside),
-        cmocka_unit_test(test_a_plan_gets_what_is_offered_and_no_more),
+        cmocka_unit_test(test_repeated_withdrawals),
+        cmocka_unit_test(test_a_withdrawal_while_bytes_move),
+        cmocka_unit_test(test_plans_outside_the_offer),
+        cmocka_unit_test(test_a_plan_gets_only_the_offered_bytes),
         cmocka_unit_test(test_plans_for_lanes_that_are_not_offered),
-        cmocka_unit_test(test_garbage_for_a_lane),
-        cmocka_unit_test(test_a_plan_twice),
+        cmocka_unit_test(test_malformed_requests_for_a_lane),
+        cmocka_unit_test(test_the_same_plan_twice),
         cmocka_unit_test(test_done_for_another_lease),
-        cmocka_unit_test(test_retry_too_early),
-        cmocka_unit_test(test_comparing_out_of_turn),
-        cmocka_unit_test(test_retry_while_bytes_move),
+        cmocka_unit_test(test_requests_that_overtake_their_lane),
+        cmocka_unit_test(test_a_request_without_a_lane),
+        cmocka_unit_test(test_comparing),
+        cmocka_unit_test(test_a_request_after_the_last),
         cmocka_unit_test(test_assistance),
-        cmocka_unit_test(test_asking_without_end),
+        cmocka_unit_test(test_requests_without_end),
         cmocka_unit_test(test_types_that_no_receiver_sends),
-        cmocka_unit_test(test_messages_cut_off_at_every_byte),
+        cmocka_unit_test(test_messages_truncated_at_every_byte),
         cmocka_unit_test(test_messages_with_each_byte_changed),
         cmocka_unit_test(test_a_question_with_each_byte_changed),
-        cmocka_unit_test(test_channels_that_nobody_wants),
+        cmocka_unit_test(test_unused_channels_are_closed),
     };
     wherry_log_set_level(WHERRY_LOG_OFF);
     return cmocka_run_group_tests_name("hostile_receiver", tests, NULL, NULL);

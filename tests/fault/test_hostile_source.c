@@ -1,7 +1,7 @@
 /*
- * A source that lies about its manifest, its memory and its chunks, speaks out of turn or not at
- * all. The receiver ends with the right error before its deadline, and has written nothing outside
- * the planned destinations.
+ * A hostile source lies about its manifest, its memory and its chunks, sends messages in the wrong
+ * order, or is silent. The receiver fails with the right error before its deadline, and writes
+ * nothing outside the planned destinations.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ enum {
 };
 
 static wherry_error error;
-static bool into_new_memory; /* of the next receive: without the target */
+static bool into_new_memory; /* the next receive has no target */
 
 static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
 
@@ -37,11 +37,11 @@ static uint8_t *memory_of(const wherry_value *state) {
     return wherry_storage_data(wherry_tensor_get(wherry_dict_get(state, "w"))->storage);
 }
 
-/** A receive, in place between guards, from a scripted source. */
+/** A receive from a scripted source into a target between guard bytes. */
 typedef struct scene {
     ferry_world world;
-    wherry_value *offered; /**< The state that the manifest describes: bytes of 7. */
-    wherry_value *target;  /**< Bytes of 0x5A. */
+    wherry_value *offered; /**< The state in the manifest. All its bytes are 7. */
+    wherry_value *target;  /**< All its bytes are 0x5A. */
     wh_bytes manifest;
     wh_string addresses;
     wh_string lane_offer;
@@ -51,7 +51,7 @@ typedef struct scene {
     uint64_t begun;
 } scene;
 
-/** A lane's own offer, as an honest source makes it. */
+/** The offer of a lane of an honest source. */
 static wh_string offer_of(const scene *s, const wh_lane_ops *lane) {
     wh_string text = {0};
     wh_lane_site site = {
@@ -60,7 +60,7 @@ static wh_string offer_of(const scene *s, const wh_lane_ops *lane) {
     return text;
 }
 
-/** Everything up to the WANT; `offer` is that of an honest source, with one lane. */
+/** Runs until WANT has come. Sets `offer` to that of an honest source with one lane. */
 static void scene_begin(scene *s, const wh_lane_ops *lane, wherry_verify verify) {
     ferry_kind = &local;
     ferry_lane = lane->name;
@@ -103,7 +103,7 @@ static void expect_status(const ferry_call *call, wherry_status expected) {
     }
 }
 
-/** @param touched  whether bytes of the tensor itself may have been written. */
+/** @param touched  true if bytes of the tensor itself may have been written. */
 static void scene_finish(scene *s, wherry_status expected, bool touched) {
     ferry_join(&s->receive);
     assert_true((wh_clock_now() - s->begun) / 1000000 < LIMIT_MS);
@@ -133,13 +133,13 @@ static void say_offer(scene *s) {
     script_say(&s->peer, &s->offer);
 }
 
-/** The receiver gives up for that reason, and says so. */
+/** Checks that the receiver gives up and tells the source this reason. */
 static void expect_abort(scene *s, wherry_status reason) {
     script_expect(&s->peer, WH_ABORT);
     assert_int_equal(s->peer.note.status, reason);
 }
 
-/** Says DONE was heard, and what follows. */
+/** Waits for DONE and confirms it. */
 static void confirm(scene *s) {
     script_expect(&s->peer, WH_DONE);
     assert_int_equal(s->peer.note.epoch, s->offer.epoch);
@@ -148,7 +148,7 @@ static void confirm(scene *s) {
 
 /* ---- offers ---- */
 
-/** 2^60 bytes are over every limit; 2^45 are not, and a target has another size. */
+/** 2^60 bytes exceed every limit. 2^45 bytes do not, but the target has another size. */
 static void test_a_manifest_of_enormous_size(void **state) {
     (void)state;
     static const struct {
@@ -174,7 +174,7 @@ static void test_a_manifest_of_enormous_size(void **state) {
     }
 }
 
-/** "The one that you know", to a receiver that has named none. */
+/** The source leaves out the manifest, although the receiver has said that it knows none. */
 static void test_no_manifest(void **state) {
     (void)state;
     scene s;
@@ -199,7 +199,7 @@ static void test_a_manifest_of_random_bytes(void **state) {
         for (size_t k = 0; k < sizeof(bytes); k++) {
             bytes[k] = (uint8_t)next_random(&seed);
         }
-        if (i % 2) { /* the beginning is right */
+        if (i % 2) { /* the beginning is valid */
             memcpy(bytes, s.manifest.bytes, 16);
         }
         s.offer.manifest = (wh_bytes){bytes, (size_t)(i * 3) % sizeof(bytes)};
@@ -213,13 +213,10 @@ static void test_a_manifest_of_random_bytes(void **state) {
     s.offer.manifest = s.manifest;
     s.offer.lane_count = 0;
     say_offer(&s);
-    scene_finish(&s, WHERRY_UNSUPPORTED, false); /* a state with bytes, and no lane */
+    scene_finish(&s, WHERRY_UNSUPPORTED, false); /* the state has bytes, but no lane is offered */
 }
 
-/**
- * The honest offer with a byte changed, in turn: nothing is written outside, whatever it means
- * then.
- */
+/** An honest offer in which each byte is changed in turn. Nothing is written outside the target. */
 static void test_an_offer_with_each_byte_changed(void **state) {
     (void)state;
     scene s;
@@ -233,7 +230,7 @@ static void test_an_offer_with_each_byte_changed(void **state) {
         text.bytes[at] = before;
         script_say(&s.peer, &abort_note);
         ferry_join(&s.receive);
-        assert_int_not_equal(s.receive.status, WHERRY_OK); /* nobody confirms */
+        assert_int_not_equal(s.receive.status, WHERRY_OK); /* the source does not confirm */
         ferry_start(&s.receive);
         script_await_want(&s.peer);
     }
@@ -245,7 +242,7 @@ static void test_an_offer_with_each_byte_changed(void **state) {
         script_await_want(&s.peer);
     }
     wh_free(text.bytes);
-    while (script_take(&s.peer, 0)) { /* what the others said */
+    while (script_take(&s.peer, 0)) { /* messages of the earlier receives */
     }
     s.begun = wh_clock_now();
     say_offer(&s);
@@ -265,7 +262,7 @@ static void test_another_version(void **state) {
     scene_finish(&s, WHERRY_BAD_VERSION, false);
 }
 
-static void test_an_offer_twice(void **state) {
+static void test_the_same_offer_twice(void **state) {
     (void)state;
     scene s;
     scene_begin(&s, &wh_lane_stream, WHERRY_VERIFY_OFF);
@@ -277,9 +274,10 @@ static void test_an_offer_twice(void **state) {
 }
 
 /**
- * Addresses are the source's own affair: bytes may be missing or wrong, and nothing else happens.
+ * Wrong addresses of the source's memory make the transfer fail or deliver wrong bytes, and do
+ * nothing else.
  */
-static void test_addresses(void **state) {
+static void test_wrong_addresses(void **state) {
     (void)state;
     void *gone = mmap(NULL, BODY, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     const struct {
@@ -309,8 +307,8 @@ static void test_addresses(void **state) {
     munmap(gone, BODY);
 }
 
-/** An offer of each lane that its probe cannot read. */
-static void test_garbage_of_a_lane(void **state) {
+/** For each lane, an offer that its probe cannot read. */
+static void test_malformed_offers_of_lanes(void **state) {
     (void)state;
     static const wh_lane_ops *const lanes[] = {&wh_lane_cma, &wh_lane_ring, &wh_lane_stream};
     uint8_t garbage[WH_LANE_OFFER_MAX];
@@ -328,9 +326,9 @@ static void test_garbage_of_a_lane(void **state) {
     }
 }
 
-/* ---- bytes, over the lane stream ---- */
+/* ---- bytes, over the stream lane ---- */
 
-/** Offers, takes the plan, and the channel that the receiver has opened. */
+/** Makes an offer, reads the plan, and takes the channel that the receiver has opened. */
 static void begin_frames(scene *s, wherry_verify verify) {
     scene_begin(s, &wh_lane_stream, verify);
     say_offer(s);
@@ -340,7 +338,7 @@ static void begin_frames(scene *s, wherry_verify verify) {
     assert_true(request[0] == 1 && request[1] == 1 && s->peer.channel >= 0);
 }
 
-/** A frame of `bytes` bytes of 7; `length` is what its header says. */
+/** Sends a frame of `bytes` bytes 7. `length` is the length in its header. */
 static void frame(scene *s, uint64_t chunk, uint64_t length, size_t bytes) {
     uint8_t *text = calloc(1, HEADER + bytes);
     memset(text + HEADER, 7, bytes);
@@ -362,9 +360,9 @@ static void test_frames(void **state) {
         wherry_status status;
         wherry_verify verify;
     } cases[] = {
-        /* is not there */
+        /* no such chunk */
         {{{2, CHUNK, CHUNK}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
-        /* likewise */
+        /* no such chunk either */
         {{{UINT64_C(1) << 60, 8, 8}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
         {{{0, CHUNK, CHUNK}, {0, CHUNK, CHUNK}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF}, /* twice */
         /* too long */
@@ -372,19 +370,19 @@ static void test_frames(void **state) {
         /* too short */
         {{{0, CHUNK - 1, CHUNK - 1}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
         {{{0, 0, 0}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF}, /* empty */
-        /* 2^63 - 1 */
+        /* a length of 2^63 - 1 */
         {{{1, digest - 1, 64}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
-        /* the end, at once */
+        /* the end mark, without any chunk */
         {{{UINT64_MAX, 0, 0}}, WHERRY_TRUNCATED, WHERRY_VERIFY_OFF},
-        /* too early */
+        /* the end mark, before the last chunk */
         {{{0, CHUNK, CHUNK}, {UINT64_MAX, 0, 0}}, WHERRY_TRUNCATED, WHERRY_VERIFY_OFF},
-        /* an end of a length */
+        /* an end mark with a length */
         {{{UINT64_MAX, 1, 1}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
-        /* then silence */
+        /* silence after a chunk */
         {{{0, CHUNK, CHUNK}}, WHERRY_TIMED_OUT, WHERRY_VERIFY_OFF},
-        /* within a chunk */
+        /* silence within a chunk */
         {{{0, CHUNK, 1000}}, WHERRY_TIMED_OUT, WHERRY_VERIFY_OFF},
-        /* more behind */
+        /* bytes after the end mark */
         {{{0, CHUNK, CHUNK}, {1, LAST, LAST}, {UINT64_MAX, 0, 5000}}, WHERRY_OK, WHERRY_VERIFY_OFF},
         {{{0, CHUNK, CHUNK}}, WHERRY_MALFORMED, WHERRY_VERIFY_ON}, /* without its digest */
     };
@@ -403,14 +401,14 @@ static void test_frames(void **state) {
     }
 }
 
-/** A digest that never fits: three rounds, then the tensor is named. */
-static void test_digests_that_never_fit(void **state) {
+/** Digests that never match: after three sessions, the error names the tensor. */
+static void test_digests_never_match(void **state) {
     (void)state;
     scene s;
     begin_frames(&s, WHERRY_VERIFY_ON);
     for (int round = 0; round < 3; round++) {
         if (round) {
-            script_expect(&s.peer, WH_RETRY);
+            script_expect(&s.peer, WH_PLAN);
             assert_int_equal(s.peer.note.intervals.size, 16);
         }
         frame(&s, 0, (UINT64_C(1) << 63) | CHUNK, CHUNK);
@@ -429,9 +427,9 @@ static void test_digests_that_never_fit(void **state) {
 
 /* ---- other messages ---- */
 
-static void test_digests_that_nobody_wants(void **state) {
+static void test_unexpected_digests(void **state) {
     (void)state;
-    static uint8_t digests[2 * WH_DIGEST_BYTES];
+    static uint8_t digests[2 * WHERRY_DIGEST_BYTES];
     const struct {
         wherry_verify verify;
         uint64_t first;
@@ -447,7 +445,7 @@ static void test_digests_that_nobody_wants(void **state) {
         script_expect(&s.peer, WH_PLAN);
         script_say(&s.peer, &(wh_note){.type = WH_DIGESTS, .first = cases[i].first, .digests = {digests, 32}});
         if (cases[i].verify == WHERRY_VERIFY_OFF) {
-            script_take(&s.peer, SCRIPT_MS); /* it may have said DONE before it saw them */
+            script_take(&s.peer, SCRIPT_MS); /* the receiver may say DONE before it reads them */
             assert_true(s.peer.note.type == WH_DONE || s.peer.note.type == WH_ABORT);
         } else {
             expect_abort(&s, WHERRY_MALFORMED);
@@ -456,15 +454,15 @@ static void test_digests_that_nobody_wants(void **state) {
     }
 }
 
-/** Digests that are wrong come three times; it is not asked a fourth time. */
+/** Wrong digests come three times. The receiver does not ask a fourth time. */
 static void test_wrong_digests_of_memory(void **state) {
     (void)state;
-    static uint8_t digests[2 * WH_DIGEST_BYTES];
+    static uint8_t digests[2 * WHERRY_DIGEST_BYTES];
     scene s;
     scene_begin(&s, &wh_lane_cma, WHERRY_VERIFY_ON);
     say_offer(&s);
     for (int round = 0; round < 3; round++) {
-        script_expect(&s.peer, round ? WH_RETRY : WH_PLAN);
+        script_expect(&s.peer, WH_PLAN);
         script_say(&s.peer, &(wh_note){.type = WH_DIGESTS, .first = 0, .digests = {digests, 32}});
     }
     expect_abort(&s, WHERRY_CORRUPT);
@@ -481,8 +479,9 @@ static void test_ends_of_the_lease(void **state) {
         {{.type = WH_REVOKED, .epoch = 77, .status = WHERRY_TIMED_OUT}, WHERRY_REVOKED},
         {{.type = WH_ABORT, .status = WHERRY_NO_MEMORY}, WHERRY_ABORTED},
         {{.type = WH_ABORT, .status = 12345}, WHERRY_ABORTED},
-        {{.type = WH_REFUSE_LANE, .status = WHERRY_REFUSED}, WHERRY_MALFORMED},
-        {{.type = WH_REFUSE_LANE, .status = WHERRY_OK}, WHERRY_MALFORMED},
+        {{.type = WH_REFUSE_LANE, .session = 1, .status = WHERRY_REFUSED}, WHERRY_MALFORMED},
+        {{.type = WH_REFUSE_LANE, .session = 1, .status = WHERRY_OK}, WHERRY_MALFORMED},
+        {{.type = WH_REFUSE_LANE, .session = 2, .status = WHERRY_REFUSED}, WHERRY_TIMED_OUT},
         {{.type = WH_PROGRESS, .bytes = UINT64_MAX}, WHERRY_TIMED_OUT},
         {{.type = WH_PLAN}, WHERRY_MALFORMED},
         {{.type = WH_DONE, .epoch = 77}, WHERRY_MALFORMED},
@@ -499,7 +498,7 @@ static void test_ends_of_the_lease(void **state) {
     }
 }
 
-/** Says these bytes behind the PLAN, and then that it gives up; another receive begins. */
+/** Sends these bytes after PLAN, then ABORT. Starts another receive. */
 static void say_and_give_up(scene *s, const void *bytes, size_t size) {
     say_offer(s);
     script_expect(&s->peer, WH_PLAN);
@@ -509,21 +508,21 @@ static void say_and_give_up(scene *s, const void *bytes, size_t size) {
 }
 
 static void begin_another(scene *s) {
-    while (script_take(&s->peer, 0)) { /* what the last one said */
+    while (script_take(&s->peer, 0)) { /* messages of the last receive */
     }
     ferry_start(&s->receive);
     script_await_want(&s->peer);
 }
 
 /**
- * Each message of a source behind the PLAN, cut off at every byte, or with each byte changed;
- * nobody confirms.
+ * Each message that a source sends after PLAN, truncated at every byte, or with each byte changed.
+ * The source never confirms.
  */
-static void test_messages_changed_and_cut_off(void **state) {
+static void test_messages_changed_and_truncated(void **state) {
     (void)state;
     static const wh_message_type types[] = {WH_REFUSE_LANE, WH_ASSISTED, WH_DIGESTS, WH_PROGRESS,
                                             WH_RELEASED,    WH_REVOKED,  WH_ABORT};
-    static uint8_t digest[WH_DIGEST_BYTES];
+    static uint8_t digest[WHERRY_DIGEST_BYTES];
     scene s;
     scene_begin(&s, &wh_lane_cma, WHERRY_VERIFY_ON);
     for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++) {
@@ -546,8 +545,7 @@ static void test_messages_changed_and_cut_off(void **state) {
     scene_finish(&s, WHERRY_ABORTED, true);
 }
 
-/** In the middle of the bytes. */
-static void test_revoked_while_bytes_come(void **state) {
+static void test_revoked_while_bytes_arrive(void **state) {
     (void)state;
     scene s;
     begin_frames(&s, WHERRY_VERIFY_OFF);
@@ -558,12 +556,13 @@ static void test_revoked_while_bytes_come(void **state) {
     scene_finish(&s, WHERRY_REVOKED, true);
 }
 
-/** Each lane is refused in turn, and nothing is left. */
+/** The source refuses each lane in turn, until none is left. */
 static void test_every_lane_refused(void **state) {
     (void)state;
     scene s;
     begin_frames(&s, WHERRY_VERIFY_OFF);
-    script_say(&s.peer, &(wh_note){.type = WH_REFUSE_LANE, .status = WHERRY_REFUSED, .text = text_bytes("no")});
+    script_say(&s.peer,
+               &(wh_note){.type = WH_REFUSE_LANE, .session = 1, .status = WHERRY_REFUSED, .text = text_bytes("no")});
     expect_abort(&s, WHERRY_UNSUPPORTED);
     scene_finish(&s, WHERRY_UNSUPPORTED, false);
 }
@@ -585,16 +584,16 @@ int main(void) {
         cmocka_unit_test(test_a_manifest_of_random_bytes),
         cmocka_unit_test(test_an_offer_with_each_byte_changed),
         cmocka_unit_test(test_another_version),
-        cmocka_unit_test(test_an_offer_twice),
-        cmocka_unit_test(test_addresses),
-        cmocka_unit_test(test_garbage_of_a_lane),
+        cmocka_unit_test(test_the_same_offer_twice),
+        cmocka_unit_test(test_wrong_addresses),
+        cmocka_unit_test(test_malformed_offers_of_lanes),
         cmocka_unit_test(test_frames),
-        cmocka_unit_test(test_digests_that_never_fit),
-        cmocka_unit_test(test_digests_that_nobody_wants),
+        cmocka_unit_test(test_digests_never_match),
+        cmocka_unit_test(test_unexpected_digests),
         cmocka_unit_test(test_wrong_digests_of_memory),
         cmocka_unit_test(test_ends_of_the_lease),
-        cmocka_unit_test(test_messages_changed_and_cut_off),
-        cmocka_unit_test(test_revoked_while_bytes_come),
+        cmocka_unit_test(test_messages_changed_and_truncated),
+        cmocka_unit_test(test_revoked_while_bytes_arrive),
         cmocka_unit_test(test_every_lane_refused),
         cmocka_unit_test(test_silence),
     };

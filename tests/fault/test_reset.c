@@ -1,7 +1,7 @@
 /*
- * The connection between two ranks is reset in the middle of a transfer, at every point of the
- * conversation: both sides end soon, in success or as lost, and the next transfer goes over a new
- * connection. Ranks are threads of one process.
+ * The connection between two ranks is reset at every point of a transfer. Both sides end soon, with
+ * success or PEER_LOST, and the next transfer uses a new connection. Ranks are threads of one
+ * process.
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -52,7 +52,7 @@ static bool is_expected(wherry_status status) {
     return status == WHERRY_OK || status == WHERRY_PEER_LOST || status == WHERRY_ABORTED || status == WHERRY_TIMED_OUT;
 }
 
-/** @return whether both sides succeeded; what was received is right then. */
+/** @return true if both sides succeeded; then the received state is correct. */
 static bool ferry(const char *lane, const wherry_value *source) {
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
     for (int i = 0; i < 2; i++) {
@@ -82,7 +82,7 @@ static void run(const char *lane) {
         ferry(lane, source);
         assert_true(atomic_load(&reset));
         reset_at = NULL;
-        /* The first of the next calls may still hear of the loss. */
+        /* The next call may still notice the loss. */
         int tries = 0;
         while (!ferry(lane, source)) {
             assert_true(++tries < TRIES);
@@ -94,8 +94,9 @@ static void run(const char *lane) {
 }
 
 /**
- * The source hears of a loss where the receiver is about to try the lane, which that one never
- * hears of; and it may be back by then: the source looks only when all of that has happened.
+ * A hook that lets the source lose the receiver when the receiver is about to try the lane. The
+ * receiver does not notice. If `returns`, the receiver is back before the source looks: the source
+ * is held until all of this has happened.
  */
 static void lose_there(const char *name) {
     wh_deadline limit = wh_deadline_in_ms(SOON_MS);
@@ -142,10 +143,10 @@ static void hear_late(const char *lane, bool is_back) {
 }
 
 /**
- * A rank that is back and has asked again, before the loss of its former connection was heard of,
- * is told that its transfer is over.
+ * A rank is back and has asked again before the source notices that its earlier connection was
+ * lost. The source tells it that its transfer is over.
  */
-static void test_late_loss_is_told(void **state) {
+static void test_a_loss_is_noticed_late(void **state) {
     (void)state;
     hear_late("cma", true);
     hear_late("ring", true);
@@ -153,10 +154,10 @@ static void test_late_loss_is_told(void **state) {
 }
 
 /**
- * Where it is not told, it finds the source's side of the conversation over: it is not the lane
- * that does not work.
+ * The source does not tell it. The receiver finds that the source's side of the conversation is
+ * over, and does not blame the lane.
  */
-static void test_source_has_gone_on(void **state) {
+static void test_the_source_has_moved_on(void **state) {
     (void)state;
     hear_late("stream", false);
 }
@@ -189,8 +190,8 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_cma),
         cmocka_unit_test(test_ring),
         cmocka_unit_test(test_stream),
-        cmocka_unit_test(test_late_loss_is_told),
-        cmocka_unit_test(test_source_has_gone_on),
+        cmocka_unit_test(test_a_loss_is_noticed_late),
+        cmocka_unit_test(test_the_source_has_moved_on),
     };
     ferry_kind = &kind;
     ferry_lane = "cma";

@@ -92,7 +92,7 @@ static void test_many_tensors(void **state) {
 
 static const uint64_t LARGE = (UINT64_C(4) << 30) + (9 << 20) + 3;
 
-/** Places where the source is not zero: around the ends of chunks and of what 32 bits can count. */
+/** Offsets of bytes that are not zero: around the ends of chunks and around 2^31 and 2^32. */
 static const uint64_t marks[] = {0,
                                  (4 << 20) - 1,
                                  (UINT64_C(1) << 31) - 1,
@@ -104,7 +104,7 @@ static const uint64_t marks[] = {0,
 
 enum { MARKS = sizeof(marks) / sizeof(*marks), DIRT_STEP = 1 << 20, NEEDED_GIB = 10 };
 
-/** A tensor over memory that takes no room until it is touched. */
+/** A tensor over memory that is not allocated until it is touched. */
 static wherry_value *large_state(job_rank *self, uint8_t **memory_p) {
     wherry_storage *storage;
     wherry_value *value;
@@ -132,7 +132,7 @@ static void large_source(job_rank *self) {
     wherry_value_destroy(state);
 }
 
-/** The target has some dirt in every chunk, which must go. */
+/** Every chunk of the target has some bytes that must be overwritten. */
 static void large_receiver(job_rank *self) {
     const scene *s = self->scene;
     wherry_transfer_options options = job_options(s->lane);
@@ -152,7 +152,7 @@ static void large_receiver(job_rank *self) {
         job_check(self, memory[marks[i]] == i + 1, "mark %zu is %d", i, memory[marks[i]]);
         memory[marks[i]] = 0;
     }
-    job_check(self, memory[0] == 0 && memcmp(memory, memory + 1, LARGE - 1) == 0, "there is a byte that is not zero");
+    job_check(self, memory[0] == 0 && memcmp(memory, memory + 1, LARGE - 1) == 0, "a byte that must be zero is not");
     wherry_value_destroy(received);
     wherry_value_destroy(target);
 }
@@ -175,7 +175,7 @@ static void test_one_large_tensor(void **state) {
     (void)state;
     static const job_body parts[] = {large_source, large_receiver};
     if (available_gib() < NEEDED_GIB) {
-        fprintf(stderr, "# a tensor of 4 GiB is not sent: %ld GiB of memory are available, and it takes %d\n",
+        fprintf(stderr, "# skipped a tensor of 4 GiB: %ld GiB of memory are available, and it needs %d\n",
                 available_gib(), NEEDED_GIB);
         return;
     }

@@ -1,7 +1,7 @@
 /*
- * Every allocation of a whole transfer fails in turn, whichever side and thread it belongs to. Both
- * sides end in time, in success or in an error that says so; nothing leaks; and the next transfer
- * works. test_transfer_memory CASE: that one alone, beside the others.
+ * Every allocation of a transfer fails in turn, on both sides and in all threads. Both sides end in
+ * time, with success or with an error that says why. Nothing leaks, and the next transfer works.
+ * "test_transfer_memory CASE" runs one case, so that cases can run in parallel.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "conformance/transfer_world.h"
 #include "lane/blocks/blocks_internal.h"
 
-/** The timeout is short, since a side whose peer could not even begin waits for all of it. */
+/** The timeout is short, because a side whose peer could not start waits for all of it. */
 enum { TIMEOUT_MS = 250, STALE_MS = 150, LIMIT_MS = 15000, NEXT_MS = 20000 };
 
 static atomic_long allocations; /* since the last call of count_from */
@@ -54,7 +54,7 @@ static int set_up(void **state) {
     return 0;
 }
 
-/** Chunks that follow each other become one block, though peers are given up soon. */
+/** Several chunks become one block, although no_progress_ms is short. */
 static int set_large(void **state) {
     (void)state;
     wh_blocks_limit.patience_ms = 1;
@@ -79,7 +79,7 @@ static const wh_group_kind bare = {"plain", wh_open_plain_place, wh_join_table_p
 static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
 static const wh_group_kind sockets = {"unix", wh_open_unix_place, wh_join_place, wh_close_place};
 
-/** Views with gaps, so that scratch memory is needed, and a list. */
+/** A list, and a view with gaps, for which scratch memory is needed. */
 static wherry_value *make_state(void) {
     int64_t bytes = 9 << 20;
     if (large) {
@@ -94,8 +94,8 @@ static wherry_value *make_state(void) {
 }
 
 /**
- * What a side may say when it, or the other, lacks memory: a lane that lacks it is not taken, and
- * the only one may be that.
+ * True for the statuses of a side when it, or the other one, has no memory. UNSUPPORTED: the only
+ * lane could not be used for lack of memory.
  */
 static bool is_right(wherry_status status) {
     return status == WHERRY_OK || status == WHERRY_NO_MEMORY || status == WHERRY_ABORTED ||
@@ -116,16 +116,13 @@ static void run_calls(ferry_call *calls, const ferry_world *world, const wherry_
     if (target) {
         calls[1].options.target = ferry_target;
         calls[1].options.target_context = (void *)target;
-        /* The view has gaps, so that what is compared has to move all the same. */
+        /* The view has gaps, so its bytes move although they are compared first. */
         calls[1].options.flags = ferry_lane && strcmp(ferry_lane, "ring") == 0 ? WHERRY_RECV_COMPARE : 0;
     }
     ferry_run(calls, 2);
 }
 
-/**
- * A transfer in which the allocation of that number fails. @return false where there are not so
- * many.
- */
+/** A transfer in which allocation `number` fails. @return false if there are not that many. */
 static bool fail_at(const ferry_world *world, long number, bool in_place, wherry_verify verify) {
     ferry_call calls[2];
     wherry_value *state = make_state();
@@ -154,9 +151,9 @@ static bool fail_at(const ferry_world *world, long number, bool in_place, wherry
 }
 
 /**
- * The same two ranks, as if nothing had been. Where the group itself lacked memory for a message,
- * it gave the connection up and made a new one: that loss may be noticed only now, and is forgiven
- * once.
+ * The next transfer between the same two ranks must succeed. If the group had no memory for a
+ * message, it has closed the connection and opened a new one. This loss may be noticed only now, so
+ * one loss is allowed.
  */
 static void expect_next_works(const ferry_world *world, long number) {
     ferry_call calls[2] = {{.status = WHERRY_INTERNAL}, {.status = WHERRY_INTERNAL}};
@@ -179,12 +176,12 @@ static void expect_next_works(const ferry_world *world, long number) {
 
 /**
  * @param step  1: every allocation; more: a sample.
- * @return how many there are.
+ * @return the number of allocations.
  */
 static long fail_each(const wh_group_kind *kind, const char *lane, long step, bool in_place, wherry_verify verify) {
     ferry_kind = kind;
     ferry_lane = lane;
-    /* its workers, in the process: of them a leak checker knows */
+    /* ucx keeps its workers in the process; a leak checker knows about them */
     bool keeps = lane && strcmp(lane, "ucx") == 0;
     bool failed = true;
     long number = 0;

@@ -1,8 +1,7 @@
 /*
- * UCX is not there at one side, is too old, or was at work when the process was forked: the lane
- * says so, and the next one is taken. What UCX does to a process that loads it, its signals and its
- * environment, is as it was. Each case is processes of its own, since a library that was loaded
- * stays.
+ * UCX is missing on one side, is too old, or was in use when the process was forked. The lane says
+ * so, and the next lane is used. Loading UCX does not change the signals and the environment of the
+ * process. Each case has its own processes, because a library stays loaded.
  */
 #include <dlfcn.h>
 #include <signal.h>
@@ -17,14 +16,14 @@
 
 enum { SOURCE, RECEIVER, RANKS };
 
-/** One case: which library each side names, and what comes of it. */
+/** One case: the library of each side, and the expected result. */
 typedef struct scene {
     const char *name;
     const char *library[RANKS]; /**< NULL: the system's. */
     const char *lanes;
     wherry_status expected;
-    const char *lane;   /**< The one that is taken. */
-    const char *reason; /**< A part of why ucx was not. */
+    const char *lane;   /**< The lane that is used. */
+    const char *reason; /**< A part of the reason why ucx was not used. */
 } scene;
 
 static job_state sent;
@@ -57,7 +56,7 @@ static void be_receiver(job_rank *self) {
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
     job_check(self, status == s->expected, "receiver: %s: %s", wherry_status_name(status), error.message);
     if (status == WHERRY_OK) {
-        job_check(self, job_state_equals(&sent, received), "what came is not right");
+        job_check(self, job_state_equals(&sent, received), "the received state differs");
         wherry_value_destroy(received);
         job_check(self, strcmp(stats.lane, s->lane) == 0, "over %s: %s", stats.lane, stats.reasons);
     }
@@ -74,59 +73,56 @@ static void run(const scene *s) {
     assert_true(job_close(all));
 }
 
-static void test_absent(void **state) {
+static void test_missing_or_too_old(void **state) {
     (void)state;
     const char *old = getenv("WHERRY_TEST_OLD_UCP");
     assert_non_null(old);
     const scene scenes[] = {
-        {"it is there", {NULL, NULL}, "ucx,stream", WHERRY_OK, "ucx", ""},
-        {"not at the receiver",
+        {"UCX is there", {NULL, NULL}, "ucx,stream", WHERRY_OK, "ucx", ""},
+        {"missing at the receiver",
          {NULL, "/nowhere/libucp.so.0"},
          "ucx,stream",
          WHERRY_OK,
          "stream",
          "/nowhere/libucp.so.0"},
-        {"not at the source",
+        {"missing at the source",
          {"/nowhere/libucp.so.0", NULL},
          "ucx,stream",
          WHERRY_OK,
          "stream",
          "/nowhere/libucp.so.0"},
-        {"nowhere, and no other lane",
+        {"missing at the receiver, and no other lane",
          {NULL, "/nowhere/libucp.so.0"},
          "ucx",
          WHERRY_UNSUPPORTED,
          "",
          "WHERRY_UCX_LIBRARY"},
-        {"too old here",
+        {"too old at the receiver",
          {NULL, old},
          "ucx,stream",
          WHERRY_OK,
          "stream",
          "UCX 1.14.1 is too old; 1.15 or newer is needed"},
-        {"too old there",
+        {"too old at the source",
          {old, NULL},
          "ucx,stream",
          WHERRY_OK,
          "stream",
          "UCX 1.14.1 is too old; 1.15 or newer is needed"},
-        {"no libucp at all", {NULL, "libm.so.6"}, "ucx,stream", WHERRY_OK, "stream", "not a usable libucp"},
+        {"another library", {NULL, "libm.so.6"}, "ucx,stream", WHERRY_OK, "stream", "not a usable libucp"},
     };
     for (size_t i = 0; i < sizeof(scenes) / sizeof(*scenes); i++) {
         run(scenes + i);
     }
 }
 
-/**
- * Settings that leave UCX nothing to talk over are a reason, too, and the environment's settings
- * are heeded.
- */
+/** The environment's settings apply. If they leave UCX no transport, the reason says so. */
 static void test_settings(void **state) {
     (void)state;
     const scene nothing = {"no transport", {NULL, NULL}, "ucx,stream", WHERRY_OK, "stream", "UCX"};
     setenv("UCX_TLS", "nosuch", 1);
     run(&nothing);
-    setenv("UCX_TLS", "posix", 1); /* with peers that may fail, only if the user says so */
+    setenv("UCX_TLS", "posix", 1); /* used for peers that may fail only if the user says so */
     setenv("UCX_MM_ERROR_HANDLING", "n", 1);
     run(&nothing);
     setenv("UCX_MM_ERROR_HANDLING", "y", 1);
@@ -134,7 +130,7 @@ static void test_settings(void **state) {
     unsetenv("UCX_TLS");
 }
 
-/** Runs a part in a child; 0 where all is well. */
+/** Runs a part in a child. @return 0 if it succeeds. */
 static void in_a_child(int (*part)(void)) {
     int result = 0;
     fflush(stdout);
@@ -153,7 +149,7 @@ static void handle(int number) {
     (void)number;
 }
 
-/** Signals of a crash, and the hang-up, stay the program's. */
+/** UCX does not handle SIGHUP and the signals of a crash: they stay the program's. */
 static int load_and_compare(void) {
     static const int numbers[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGHUP, SIGUSR1};
     struct sigaction before[6];
@@ -200,7 +196,7 @@ static int take_one(void) {
     return status == WHERRY_OK ? 0 : status == WHERRY_UNSUPPORTED && strstr(error.message, "forked") ? 10 : 1;
 }
 
-/** @return what a child of this process gets. */
+/** @return the status in a child of this process. */
 static int take_in_a_child(void) {
     int result = 0;
     pid_t child = fork();
@@ -210,11 +206,11 @@ static int take_in_a_child(void) {
     return child > 0 && waitpid(child, &result, 0) == child && WIFEXITED(result) ? WEXITSTATUS(result) : 99;
 }
 
-static int fork_at_rest(void) {
+static int fork_while_idle(void) {
     return take_one() || take_in_a_child() || take_one() || take_in_a_child();
 }
 
-static int fork_at_work(void) {
+static int fork_while_in_use(void) {
     wh_ucx_link *link;
     wherry_error error;
     if (wh_ucx_link_take(NULL, true, &link, &error) != WHERRY_OK) {
@@ -225,7 +221,7 @@ static int fork_at_work(void) {
     return got == 10 ? take_one() : 2;
 }
 
-/** Where the program itself has loaded UCX, what it does with it is not known. */
+/** If the program itself has loaded UCX, the library does not know how it uses UCX. */
 static int fork_with_others(void) {
     const char *library = getenv("WHERRY_UCX_LIBRARY");
     if (!dlopen(library ? library : "libucp.so.0", RTLD_NOW)) {
@@ -236,8 +232,8 @@ static int fork_with_others(void) {
 
 static void test_forks(void **state) {
     (void)state;
-    in_a_child(fork_at_rest);
-    in_a_child(fork_at_work);
+    in_a_child(fork_while_idle);
+    in_a_child(fork_while_in_use);
     in_a_child(fork_with_others);
 }
 
@@ -256,7 +252,7 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_absent),
+        cmocka_unit_test(test_missing_or_too_old),
         cmocka_unit_test(test_settings),
         cmocka_unit_test(test_loading_leaves_the_process_as_it_was),
         cmocka_unit_test(test_forks),

@@ -1,6 +1,6 @@
 /**
- * @file file_harness.h  For the fuzzers of checkpoint files: opens bytes as a file and uses
- * everything in it.
+ * @file file_harness.h  For the fuzzers of checkpoint files: opens bytes as a file and uses all of
+ * its content.
  */
 #ifndef WH_FUZZ_FILE_HARNESS_H
 #define WH_FUZZ_FILE_HARNESS_H

@@ -1,7 +1,7 @@
 /*
- * Any blocks: reading a frame and putting messages together answers, and believes nothing. The
- * input is a row of blocks, each behind its size (two bytes, the higher first). A message that
- * becomes whole has as many bytes as it said, and never more memory is taken than twice what came.
+ * Arbitrary blocks are parsed as frames and assembled into messages. The input is a sequence of
+ * blocks, each preceded by its size (two bytes, big-endian). A complete message has as many bytes
+ * as its header says. The assembly never uses more memory than twice the bytes received.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "group/group.h"
 #include "require.h"
 
-/** What is read is written the same way again. */
+/** Writing a decoded header gives the same bytes. */
 static void check_header(const wh_callback_frame *frame, const uint8_t *block) {
     uint8_t header[WH_CALLBACK_HEADER_BYTES];
     wh_callback_frame_write(frame, header);

@@ -1,7 +1,7 @@
 /*
- * Any bytes as those of the other side: the machine answers, the same whether they come at once or
- * one by one. The first byte chooses the machine: bit 0, whether it dialled; bit 1, whether it has
- * a secret, without which nobody ends as done.
+ * Arbitrary bytes from the peer: the state machine must give the same result whether they arrive at
+ * once or one by one. The first byte configures the machine. Bit 0: it is the side that connected.
+ * Bit 1: it has a secret, so that it never reaches DONE.
  */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /*
- * Any bytes as an offer of the lane cuda_ipc: refused, or the same bytes again once it is written.
+ * Arbitrary bytes as an offer of the cuda_ipc lane: it is refused, or encoding it again gives the
+ * same bytes.
  */
 #include <string.h>
 

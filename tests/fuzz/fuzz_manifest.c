@@ -1,6 +1,6 @@
 /*
- * Any bytes: decoding gives a status or a state. A decoded state is encoded to the same bytes,
- * printed and planned. No copy of the plan is outside its chunk or its storage.
+ * Arbitrary bytes as a manifest: decoding gives an error or a state. A decoded state is encoded to
+ * the same bytes, printed and planned. No copy of the plan leaves its chunk or its storage.
  */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /*
- * Any bytes as a message of the conversation: it is read, or refused with a reason. What is read is
- * written the same way again, but for texts that are not fit to print; all that it borrows lies
- * within the bytes; and lists of chunks are within their bounds.
+ * Arbitrary bytes as a message of the conversation: it is decoded, or refused with a reason.
+ * Encoding a decoded message gives the same bytes, unless a text was not printable. All pointers
+ * are within the input, and lists of chunks are within their bounds.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -20,7 +20,8 @@ static void check_within(wh_bytes part, const uint8_t *data, size_t size) {
 }
 
 /**
- * A text was in the message, or stands for one that was not fit to print. @return whether it was.
+ * Checks that a text is printable. @return true if it is part of the message; false if it replaces
+ * a text that was not printable.
  */
 static bool check_text(wh_bytes text, const uint8_t *data, size_t size) {
     const uint8_t *begin = text.bytes;

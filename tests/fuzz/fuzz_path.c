@@ -1,6 +1,6 @@
 /*
- * Any text: parsing gives a status or a path. A parsed path is formatted to a text that gives the
- * same path and the same text again.
+ * Arbitrary text: parsing gives an error or a path. Formatting a path and parsing the result gives
+ * the same path, and formatting that gives the same text.
  */
 #include <stdint.h>
 #include <stdio.h>

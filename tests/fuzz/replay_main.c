@@ -1,6 +1,6 @@
 /*
- * A plain main for a fuzzer: runs it over files, and over every file of folders, given as
- * arguments. So that the corpus is a test of every ordinary build, with any compiler.
+ * A plain main for a fuzzer. It runs the fuzzer on the files and folders given as arguments, so
+ * that every build can replay the corpus, with any compiler.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -12,15 +12,15 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Says what failed and returns -1. */
+/* Prints an error and returns -1. */
 static int fail(const char *what, const char *path) {
     fprintf(stderr, "replay: cannot %s %s: %s\n", what, path, strerror(errno));
     return -1;
 }
 
 /*
- * Replays one file from a block of exactly its size, so that a sanitizer sees each read past the
- * end.
+ * Replays one file from a buffer of exactly its size, so that a sanitizer detects each read past
+ * the end.
  */
 static int replay_file(const char *path, size_t size) {
     FILE *file = fopen(path, "rb");
@@ -43,7 +43,7 @@ static int replay_file(const char *path, size_t size) {
     return 0;
 }
 
-/* Replays a file, or the files of a folder; returns how many, or -1. */
+/* Replays a file, or all files of a folder. Returns the number of files, or -1. */
 static long replay(const char *path) {
     struct stat info;
     if (stat(path, &info) != 0) {

@@ -1,4 +1,4 @@
-/** @file require.h  What every fuzzer has: what must hold, and ends it where it does not. */
+/** @file require.h  The assertion of all fuzzers, and the declaration of their entry point. */
 #ifndef WH_FUZZ_REQUIRE_H
 #define WH_FUZZ_REQUIRE_H
 
@@ -10,7 +10,7 @@
 #define REQUIRE(condition)                                                                                             \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                    \
+            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition);                                    \
             abort();                                                                                                   \
         }                                                                                                              \
     } while (0)

@@ -1,7 +1,7 @@
-"""The bad manifests, each with the status that a decoder answers.
+"""The bad manifests, each with the status that a decoder returns.
 
-Each has one fault. Most are a good manifest with one item replaced; text follows after the tree's
-interesting part, so that a wrong length is never also more than what is left."""
+Each has one fault. Most are a good manifest with one item replaced. Padding follows the faulty
+part, so that a wrong length never also exceeds the remaining bytes."""
 
 import copy
 
@@ -43,7 +43,7 @@ def changed(item, changes):
 
 
 def full():
-    """A manifest with one of everything."""
+    """A manifest with an item of each kind."""
     storages = [[100, 0, -1, [[0, 8], [8, 4, [2, 20, 3, 6]]]], [24, 0, -1, None]]
     root = [
         10,
@@ -150,7 +150,7 @@ POSITIONS = {
 
 
 def type_cases():
-    """true wherever it is not allowed; a map, a float and a tag wherever any value is."""
+    """`true` at each position that does not allow it; a map, a float and a tag as values."""
     cases = {
         f"type_{name}": (cbor(changed(full(), {path: True})), MALFORMED)
         for name, path in POSITIONS.items()
@@ -239,7 +239,7 @@ def whole_cases():
 
 
 def form_cases():
-    """Not the one allowed spelling of CBOR."""
+    """CBOR that is valid but not canonical, or not allowed at all."""
     spellings = {
         "not_shortest_int_1": "1817",
         "not_shortest_int_2": "1900ff",
@@ -313,7 +313,7 @@ def form_cases():
 
 
 def count_cases():
-    """Claims of more than there is, or than is allowed."""
+    """Counts that exceed the remaining bytes or a limit."""
     huge, text, octets = claim(ARRAY, 2**40), claim(TEXT, 2**62), claim(BYTES, 2**62)
     return {
         "list_2_40": (one(claim(ARRAY, 2**40, 8)), LIMIT),

@@ -1,5 +1,5 @@
-"""The good manifests. Each builder returns a pair: the item as it is written, and its description
-as JSON."""
+"""The good manifests. Each builder returns a pair: the item to encode, and its description for
+JSON."""
 
 import math
 import struct
@@ -209,7 +209,7 @@ def mesh(sizes, ranks, names=None, kind=0):
 
 
 def runs_of(extent):
-    """Where the runs of an extent begin, by counting."""
+    """The offsets of all runs of an extent."""
     offset, _, levels = extent
     begins = [offset]
     for count, stride in levels:
@@ -218,8 +218,8 @@ def runs_of(extent):
 
 
 def part_begins(storages, chunk, part):
-    """Where a part of the space ends that begins at `part`, and where its chunks begin, by walking
-    along all runs."""
+    """For the part of the space that starts at `part`: its end, and the starts of its chunks.
+    Visits all runs."""
     begins, position = [], part
     for text in storages:
         for extent in text["extents"]:
@@ -233,8 +233,7 @@ def part_begins(storages, chunk, part):
 
 
 def chunk_begins(storages, chunk):
-    """How long the space is, and where its chunks begin: storages on the CPU first, then the
-    others."""
+    """The length of the space, and the starts of its chunks. Storages on the CPU come first."""
     middle, first = part_begins([text for text in storages if text["device"][0] == "cpu"], chunk, 0)
     end, second = part_begins(
         [text for text in storages if text["device"][0] != "cpu"], chunk, middle

@@ -1,11 +1,11 @@
 """Writes the golden manifests: good/NAME.bin with good/NAME.json, and bad/NAME.bin with a line in
 bad/expected.tsv.
 
-It shares nothing with any decoder: it builds the bytes from nested Python lists, and says itself
-what is to come out.
+It shares no code with any decoder: it builds the bytes from nested Python lists, and the expected
+results are part of the cases.
 
     make.py          writes the files
-    make.py --check  compares them with what is there, byte for byte
+    make.py --check  compares them with the existing files, byte for byte
 """
 
 import json
@@ -35,35 +35,36 @@ def golden_files():
     return files
 
 
-def check(files):
-    """The paths that differ, are missing or should not be there."""
+def check(files, folder=HERE):
+    """The paths in good/ and bad/ that differ, are missing or are unexpected."""
     there = {
-        str(path.relative_to(HERE).as_posix())
+        path.relative_to(folder).as_posix()
         for part in ("good", "bad")
-        for path in (HERE / part).glob("*")
+        for path in (folder / part).glob("*")
     }
     differing = [
-        path for path in files if path in there and (HERE / path).read_bytes() != files[path]
+        path for path in files if path in there and (folder / path).read_bytes() != files[path]
     ]
     return sorted(differing + list(there ^ set(files)))
 
 
-def write(files):
-    for path in check(files):
+def write(files, folder=HERE):
+    """Writes the files and removes unexpected ones."""
+    for path in check(files, folder):
         if path not in files:
-            (HERE / path).unlink()
+            (folder / path).unlink()
     for path, content in files.items():
-        (HERE / path).parent.mkdir(exist_ok=True)
-        (HERE / path).write_bytes(content)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
 
 
 def main(arguments):
-    sys.setrecursionlimit(10000)  # for the deep ones
+    sys.setrecursionlimit(10000)  # for the deeply nested cases
     files = golden_files()
     if arguments == ["--check"]:
         wrong = check(files)
         for path in wrong:
-            print(f"{path}: not what make.py writes; run make.py", file=sys.stderr)
+            print(f"{path}: differs from the output of make.py; run make.py", file=sys.stderr)
         return 1 if wrong else 0
     if arguments:
         print(__doc__, file=sys.stderr)

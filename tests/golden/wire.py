@@ -1,10 +1,10 @@
-"""Writes CBOR from nested Python lists, and the manifest around a tree."""
+"""Encodes nested Python lists as CBOR, and puts a tree into a manifest."""
 
 import math
 
 
 class Raw:
-    """Bytes, or their hex, to be put in as they are."""
+    """Bytes, or their hex digits, that are copied into the output unchanged."""
 
     def __init__(self, data):
         self.data = bytes.fromhex(data) if isinstance(data, str) else data
@@ -16,7 +16,7 @@ class Tag:
 
 
 def head(major, number):
-    """The head of an item, in its shortest form."""
+    """The head of a CBOR item, in its shortest form."""
     if number < 24:
         return bytes([major << 5 | number])
     size = next(n for n in (1, 2, 4, 8) if number < 1 << 8 * n)
@@ -40,7 +40,7 @@ def cbor(item):
 
 
 def big(number):
-    """An integer that an int cannot hold."""
+    """An integer that does not fit into a CBOR int."""
     tag, rest = (2, number) if number >= 0 else (3, -1 - number)
     return Tag(tag, rest.to_bytes(math.ceil(rest.bit_length() / 8), "big"))
 
@@ -51,5 +51,5 @@ def manifest(root, storages=(), meshes=(), chunk=4 << 20, rank=-1):
 
 
 def claim(major, count, *items):
-    """The head of an array or a string that claims a count, and then these items, however many."""
+    """The head of an array or a string with this count, followed by any number of items."""
     return Raw(head(major, count) + b"".join(map(cbor, items)))

@@ -1,5 +1,5 @@
-"""What two ranks on one GPU do with each other, a function a case; both ranks run each. Rank 0 is
-the source, unless it says otherwise."""
+"""Cases with two ranks on one GPU. Each case is a function that both ranks run. Rank 0 is the
+source unless the case says otherwise."""
 
 import gc
 import threading
@@ -32,7 +32,7 @@ def rank():
 
 
 class Watch:
-    """The most memory of the GPU that was taken meanwhile, beyond what was taken before."""
+    """The peak of the GPU's memory in use, minus the memory in use before."""
 
     def __enter__(self):
         torch.cuda.synchronize()
@@ -180,7 +180,7 @@ def case_many_small_in_place():
 
 
 def case_a_model_with_adam():
-    """A model that has trained heals one that has not."""
+    """A trained model heals a new one."""
     torch.manual_seed(rank())
     model = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True).to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters())
@@ -209,7 +209,7 @@ def case_a_model_with_adam():
 
 
 def case_ring():
-    """Each rank to the other, in turn and at once."""
+    """Each rank sends to the other, in turn and at once."""
     for step in range(2):
         received, _ = one_way({"from": 0, **plain_state(step)})
         back, _ = one_way({"from": 1, **plain_state(10 + step)}, source=1)
@@ -326,8 +326,8 @@ def case_a_slow_kernel_before_the_send():
 
 
 def case_a_slow_kernel_before_the_receive():
-    """What the receiver has queued on its target comes first; an operation right after the receive
-    sees what has come."""
+    """Work that the receiver has queued on its target is done first. An operation right after the
+    receive sees the received bytes."""
     for side in (False, True):
 
         def body():

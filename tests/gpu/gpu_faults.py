@@ -1,5 +1,4 @@
-"""A rank dies in the middle of a transfer from or into memory of a GPU: what the other one is left
-with."""
+"""A rank dies during a transfer from or into GPU memory: what the other rank has then."""
 
 import time
 
@@ -28,8 +27,8 @@ def report(progress):
 
 
 def pause_then_kill(victim):
-    """The source or the receiver is killed by the test as soon as bytes move; the other one
-    notices, and can go on."""
+    """The test kills the source or the receiver as soon as bytes move. The other one notices, and
+    can continue."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     target = state(0.0) if rank else None
@@ -47,7 +46,7 @@ def pause_then_kill(victim):
             print(f"after {time.monotonic() - begin:.2f} s: {error}")
     device_works()
     launch.say("noticed")
-    # The rank that takes its place is served, over a group of its own: gloo's has a dead rank.
+    # The rank that takes its place is served over another group, because gloo's has a dead rank.
     with wherry.Group.join(
         f"unix://{launch.wait_for('meeting')}?rank={rank}&size=2", timeout=30
     ) as group:

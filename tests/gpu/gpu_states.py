@@ -1,5 +1,5 @@
-"""States on a GPU, and what the cases of the GPU tests share. A rank's side; `DEVICE` may be the
-CPU, to try the cases themselves."""
+"""States on a GPU, and code that the cases of the GPU tests share. It runs in the ranks. `DEVICE`
+may be the CPU, to test the cases themselves."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ from wherry.torch import PGTransport  # noqa: E402
 WANTED = os.environ.get("WHERRY_GPU_TEST_DEVICE", "cuda:0")
 DEVICE = torch.device(
     f"cuda:{launch.rank()}" if WANTED == "each" else WANTED
-)  # each rank its own, or all the same
+)  # each rank has its own device, or all have the same
 ON_GPU = DEVICE.type == "cuda"
 LIMIT = 60
 MIB = 1 << 20
@@ -175,7 +175,7 @@ def one_way(state, target=None, source=0, **options):
 
 
 def expect_lane(stats, name):
-    """On the CPU, where the cases are tried, lanes are others."""
+    """The lanes differ on the CPU, on which the cases themselves are tested."""
     assert not ON_GPU or name in stats.lane.split("+"), (
         f"went by {stats.lane}, not by {name}: {stats.reasons}"
     )

@@ -2,10 +2,10 @@
 """The GPU tests of the Python package: python3 tests/gpu/run_gpu_tests.py [--device cpu] [--only
 PART] [CASE...]
 
-Two processes on one GPU, and on two where there are, with nothing but torch and the package: pytest
-is not needed. Each case is a line; a part is a pair of processes that runs its cases one after the
-other, and is begun anew behind one that fails. Without a GPU it says so and ends. `--device cpu`
-tries the cases themselves, on a machine without one."""
+Two processes on one GPU, or on two GPUs if there are two, with only torch and the package: pytest
+is not needed. It prints a line per case. A part is a pair of processes that runs its cases one
+after the other. After a case that fails, another pair continues. Without a GPU, the program prints
+that and ends. `--device cpu` tests the cases themselves on a machine without a GPU."""
 
 import argparse
 import os
@@ -40,7 +40,7 @@ PAIR = (
 
 
 def run_cases(names):
-    """A rank: runs cases, and says which one is next, so that the test knows what failed."""
+    """A rank: runs cases, and says which one is next, so that the test knows which one failed."""
     import gpu_cases
     import torch
     import torch.distributed as dist
@@ -94,7 +94,8 @@ class Report:
 
 
 def cases(report, part, env, names):
-    """All cases in one pair of processes; behind one that fails, the rest in another."""
+    """Runs all cases in one pair of processes. After a case that fails, another pair runs the
+    rest."""
     while names:
         with launch.job(2, env) as job:
             failure = None

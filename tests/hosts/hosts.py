@@ -30,7 +30,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 SUBNET = "10.77"
 PORT = 29500
 
-#: Of the qdisc that limits the rate: about what a real link of that rate would queue.
+#: The queue of the qdisc that limits the rate: about that of a real link with this rate.
 BURST_BYTES = 256 << 10
 QUEUE_BYTES = 3 << 20
 

@@ -10,7 +10,8 @@ import pytest
 import wherry
 from test_hosts import a_state, check
 
-#: How soon the loss of a link is told. docs/groups.md says five seconds; this machine may be busy.
+#: How soon ranks notice the loss of a link. docs/groups.md says five seconds; this machine may be
+#: busy.
 LINK_SECONDS = 5 + 2
 
 
@@ -45,7 +46,7 @@ def cut_body(lane):
                 (1, False),
                 (2, True),
             ] and error.rank == 1
-            wherry.send(group, [2], a_state(6), timeout=20, lanes=lane)  # the others go on at once
+            wherry.send(group, [2], a_state(6), timeout=20, lanes=lane)  # the others continue
         elif group.rank == 1:
             error = awaits(
                 wherry.PeerError,
@@ -82,7 +83,7 @@ def test_a_link_is_cut_in_the_middle(lane):
 
 
 def survivor_body(lane):
-    """Ranks that stay: they meet the one that comes back, and rank 1 heals it."""
+    """The other ranks: they meet the rank that comes back, and the next rank heals it."""
     with wherry.Group.join("env://", 30) as group:
         group.barrier(1, 30)
         launch.say(f"ready {group.rank}")
@@ -93,7 +94,7 @@ def survivor_body(lane):
             time.sleep(0.01)
         launch.wait_for("back")
         began = time.monotonic()
-        while not group.alive(lost):  # it has met one of the others, who tells the rest
+        while not group.alive(lost):  # it has met one of the others, which tells the rest
             assert time.monotonic() - began < LINK_SECONDS
             time.sleep(0.01)
         source = (lost + 1) % group.size
@@ -125,8 +126,8 @@ def returned_body(lane):
 
 @pytest.mark.parametrize("rank, power", [(0, False), (2, False), (0, True)])
 def test_a_rank_returns_on_another_host(rank, power, lane):
-    """Rank r is on host r, and host 3 is the spare one. With `power`, the whole host is gone,
-    without a word to anybody."""
+    """Rank r is on host r, and host 3 is the spare one. With `power`, the whole host ends without
+    sending any packet."""
     with hosts.World(4) as world:
         meeting = ",".join(f"{host.name}:29600" for host in world.hosts[:2])
         with launch.job(
@@ -145,9 +146,9 @@ def test_a_rank_returns_on_another_host(rank, power, lane):
             assert job.finish(60)[rank] == "host3"
 
 
-def test_a_stopped_host_of_the_meeting_keeps_nobody_out(lane):
-    """Rank 0 listens at the first meeting point, and is stopped: rank 2 comes back all the same, by
-    the second one."""
+def test_a_rank_joins_while_the_host_of_the_meeting_is_stopped(lane):
+    """Rank 0, which listens at the first meeting point, is stopped. Rank 2 comes back through the
+    second one."""
     with hosts.World(3) as world:
         meeting = ",".join(f"{host.name}:29600" for host in world.hosts[:2])
         with launch.job(

@@ -17,8 +17,8 @@ RUN_MPI = hosts.HERE.parents[1] / "scripts/run-mpi"
 FIND_UCX = hosts.HERE.parents[1] / "scripts/find-ucx"
 LOGIN = f"{hosts.SUBNET}.0.254"
 
-#: The limit of the transfer that a cut ends, in mpi_reach.c; what may come on top, for a piece that
-#: MPI cannot take back (docs/mpi.md); and this machine's.
+#: The timeout of the transfer that a cut ends, in mpi_reach.c; how much longer it may take if MPI
+#: cannot cancel a piece (docs/mpi.md); and the same plus a margin for a busy machine.
 CUT_MS = 4000
 PIECE_MS = 2000
 LATE_MS = PIECE_MS + 1800
@@ -39,7 +39,7 @@ exec nsenter --target $keeper --mount --uts --ipc --net --pid=/proc/$keeper/ns/p
 
 
 class Job:
-    """The ranks of a program, and what they say."""
+    """The ranks of a program, and their output."""
 
     def __init__(self, process, errors):
         self.process = process
@@ -47,12 +47,12 @@ class Job:
         self.text = b""
 
     def lines(self, word):
-        """What the ranks have said so far in lines that begin with a word."""
+        """The lines printed so far that begin with a word, without that word."""
         whole = self.text.decode().split("\n")[:-1]
         return [line.split()[1:] for line in whole if line.startswith(f"{word} ") or line == word]
 
     def wait_for(self, word, count, seconds=40):
-        """Until so many lines begin with a word. They are returned."""
+        """Waits until this many lines begin with a word. Returns them."""
         until = time.monotonic() + seconds
         while len(self.lines(word)) < count:
             ready, _, _ = select.select(
@@ -117,7 +117,7 @@ def started(world, folder, flavour, *arguments, old_ucx=False):
         yield Job(process, errors)
     finally:
         process.kill()
-        process.wait()  # what it started, which has its output too, ends with the hosts
+        process.wait()  # processes that it started have its output too, and end with the hosts
         process.stdout.close()
 
 
@@ -130,8 +130,7 @@ def system_ucx():
 
 @pytest.mark.parametrize("lanes", ["old", "default", "cma,ucx", "cma,blocks"])
 def test_which_lane_the_bytes_take(flavour, lanes, tmp_path):
-    """With a UCX in the process that is too old, MPI itself moves the bytes, and the log says
-    why."""
+    """If the UCX in the process is too old, MPI itself moves the bytes, and the log says why."""
     between = {"old": "blocks", "default": "ucx"}.get(lanes) or lanes.split(",")[1]
     version = system_ucx()
     if between == "ucx" and (reason := lane_reach.lacking("ucx")):
@@ -164,10 +163,18 @@ def test_which_lane_the_bytes_take(flavour, lanes, tmp_path):
             assert flavour == "mpich"
 
 
+def await_sent(host, nbytes):
+    """Waits until a host has sent this many bytes more."""
+    wanted, until = host.sent() + nbytes, time.monotonic() + 20
+    while host.sent() < wanted:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("between", ["blocks", "ucx"])
 def test_a_link_is_cut_in_the_middle(flavour, between, tmp_path):
-    """MPI does not say that a rank is out of reach: the transfer's own limit ends it on both sides.
-    The others of the host go on."""
+    """MPI does not report that a rank is unreachable. The transfer's own timeout ends it on both
+    sides. The other ranks of the host continue."""
     if between == "ucx" and (reason := lane_reach.lacking("ucx")):
         pytest.skip(reason)
     with (
@@ -175,16 +182,16 @@ def test_a_link_is_cut_in_the_middle(flavour, between, tmp_path):
         started(world, tmp_path, flavour, between, "cut") as job,
     ):
         job.wait_for("moving", 1)
-        time.sleep(0.3)  # of 3.9 s that it takes
+        await_sent(world.hosts[0], 512 << 10)  # of 9.75 MB, which take 3.9 s
         world.cut(1)
         assert job.wait_for("lane", 1) == [["0", "1", "cma"]]
         time.sleep(LATE_MS / 1000)
-        world.mend(1)  # so that what the second host's ranks have said gets here
+        world.mend(1)  # so that the output of the second host's ranks arrives
         ended = {int(rank): (status, int(ms)) for rank, status, ms in job.wait_for("ended", 2)}
         job.wait_for("well", 4)
     assert {status for status, _ in ended.values()} == {"WHERRY_TIMED_OUT"}
     assert all(CUT_MS <= ms < CUT_MS + LATE_MS for _, ms in ended.values()), ended
-    # A group is closed where, and only where, MPI could not take a piece back.
+    # A group is closed if and only if MPI could not cancel a piece.
     held = ended[2][1] >= CUT_MS + PIECE_MS
     assert job.lines("group") == [["WHERRY_CLOSED" if held else "WHERRY_OK"]] and (
         between == "blocks" or not held

@@ -17,7 +17,8 @@ LIMIT = timedelta(seconds=20)
 
 
 def gloo_body(lane):
-    """Both ways, in place, with a rank on each host and one that shares a host with the source."""
+    """Transfers in both directions, in place, with a rank on each host and another one on the
+    source's host."""
     rank, size = start()
     assert size == 3
     target = plain_state(rank)
@@ -51,8 +52,7 @@ def test_pgtransport_meets_by_the_store(lane):
 
 
 def torchft_body(lane):
-    """As a Manager does: the metadata of the healthy replica goes to the one that heals, by
-    whatever torchft has."""
+    """As in a Manager: torchft passes the metadata of the healthy replica to the one that heals."""
     transport = torchft.Transport(timeout=LIMIT, lanes=lane)
     state = {"model": plain_state(4, mib=8), "torchft": {"step": 7, "batches_committed": 70}}
     if launch.rank() == 0:

@@ -1,10 +1,10 @@
 """wire.py PID NAME PID NAME DELAY_MS LOSS: a link between two network namespaces, with a delay each
 way and a loss.
 
-It makes a TAP interface in the network namespace of each of the two processes, and carries frames
-from one to the other, each DELAY_MS later; of those, the share LOSS is dropped (0.01: one in a
-hundred). It does what netem does, on kernels with and without it. Says "ready" when the interfaces
-are there, and ends with its standard input.
+It makes a TAP interface in the network namespace of each of the two processes, and forwards frames
+from one to the other after DELAY_MS. It drops the share LOSS of them (0.01: one in a hundred). It
+replaces netem, which not every kernel has. It prints "ready" when the interfaces exist, and ends
+when its standard input is closed.
 
 Without a loss, frames may be as long as the kernel likes (64 KiB, to be cut by whoever gets them),
 which is what makes 1 Gbit/s possible here. With one they are as long as on a real wire, so that
@@ -33,7 +33,7 @@ TUN_F_CSUM_TSO = (
 )  # checksums, and long frames of IPv4 and IPv6, are left to the other side
 FRAME_MAX = 70_000
 SEED = 7
-#: Frames that are read before those that are due are looked at.
+#: How many frames are read before those that are due are sent.
 BATCH = 32
 
 

@@ -1,6 +1,6 @@
 /*
- * A user's program: includes everything, links what pkg-config says, and takes a state to its
- * manifest and back.
+ * A user's program. It includes all headers, links with the flags of pkg-config, and encodes and
+ * decodes a manifest.
  */
 #include <stdio.h>
 #include <stdlib.h>

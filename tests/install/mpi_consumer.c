@@ -1,6 +1,6 @@
 /*
- * A user's program over MPI: links what pkg-config says for the MPI that it is built with, and has
- * a barrier with the others.
+ * A user's program over MPI. It links with the flags of pkg-config for its MPI, and calls a
+ * barrier.
  */
 #include <stdio.h>
 #include <stdlib.h>

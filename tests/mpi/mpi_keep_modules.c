@@ -1,8 +1,7 @@
 /*
- * For builds under the address sanitizer: modules that MPI loads stay loaded, so that the leak
- * checker can tell at the end which of them took what was never given back
- * (tests/mpi/leaks-of-mpi.txt). An address in one that is unloaded has no name, and could be
- * anybody's.
+ * For builds with the address sanitizer: keeps the modules that MPI loads in memory. The leak
+ * checker needs their names at the end to ignore their leaks (tests/mpi/leaks-of-mpi.txt), and has
+ * no names for the addresses of an unloaded module.
  */
 #include <dlfcn.h>
 

@@ -1,10 +1,15 @@
 /*
- * Ranks of MPI on several hosts, for tests/hosts: mpi_reach LANES: every rank sends to every other.
- * Whoever receives says over which lane: "lane FROM TO NAME". mpi_reach LANES cut: rank 0 sends to
- * rank 2, which says "moving" when it is ready for the bytes; whoever has started it cuts the link.
- * Both say how it ended, "ended RANK STATUS MILLISECONDS", and rank 2 how its group is then, "group
- * STATUS"; rank 0 sends to rank 1, and the job stays as it is, to be ended. LANES may be "default".
- * A rank that has found nothing wrong says "well RANK" before the end of MPI.
+ * Ranks of MPI on several hosts, for tests/hosts. LANES may be "default".
+ *
+ * mpi_reach LANES: every rank sends to every other. The receivers print their lane: "lane FROM TO
+ * NAME".
+ *
+ * mpi_reach LANES cut: rank 0 sends to rank 2, which prints "moving" when it is ready for the
+ * bytes. The test then cuts the link. Both ranks print how the transfer ended, "ended RANK STATUS
+ * MILLISECONDS", and rank 2 prints the status of its group, "group STATUS". Then rank 0 sends to
+ * rank 1. The job waits until it is killed.
+ *
+ * A rank prints "well RANK" before MPI_Finalize if everything was as expected.
  */
 #include "mpi_scene.h"
 
@@ -50,7 +55,7 @@ static void across_a_cut(const scene *at, const char *lanes) {
     options.progress_context = &said;
     clock_gettime(CLOCK_MONOTONIC, &from);
     if (scene_rank == 0) {
-        said = true; /* the receiver knows better */
+        said = true; /* the receiver says it */
         status = wherry_checkpoint_send(at->transport, &(int32_t){2}, 1, state, &options, NULL, &scene_error);
     } else if (scene_rank == 2) {
         status = wherry_checkpoint_recv(at->transport, 0, &options, NULL, &scene_error);
@@ -73,7 +78,7 @@ int main(int count, char **arguments) {
     MPI_Init_thread(&count, &arguments, MPI_THREAD_MULTIPLE, &scene_level);
     MPI_Comm_rank(MPI_COMM_WORLD, &scene_rank);
     static char line[256];
-    setvbuf(stdout, line, _IOLBF, sizeof(line)); /* lines that stay whole */
+    setvbuf(stdout, line, _IOLBF, sizeof(line)); /* so that each line is written at once */
     const char *lanes = count > 1 && strcmp(arguments[1], "default") != 0 ? arguments[1] : NULL;
     bool cut = count > 2 && strcmp(arguments[2], "cut") == 0;
     scene at = scene_open(MPI_COMM_WORLD);

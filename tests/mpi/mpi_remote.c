@@ -1,4 +1,4 @@
-/* The conductor's side. */
+/* Rank 0: runs a suite and sends requests to the remote ranks. */
 #include "mpi_remote.h"
 
 #include <stdio.h>
@@ -10,38 +10,38 @@
 #include "group/callback/callback.h"
 #include "mpi_remote_wire.h"
 
-enum { HANDS = REMOTE_WORLD - 1 };
+enum { REMOTES = REMOTE_WORLD - 1 };
 
-/** Where the hands are found. */
-static remote_address addresses[HANDS];
+/** Addresses of the remote ranks. */
+static remote_address addresses[REMOTES];
 
 /** A rank of a place. */
 typedef struct member {
     int32_t rank;
-    uint64_t table; /**< As its hands know it. */
+    uint64_t table; /**< The remote rank's handle. */
     uint32_t flags;
     /**
-     * Its hands were told to leave, and have not answered yet: they wait a while for the others
-     * to do so too.
+     * The remote rank was told to leave and has not answered yet, because it waits a while for the
+     * others to leave too.
      */
     bool leaving;
 } member;
 
-/** A block that is under way. */
+/** A block that is being moved. */
 typedef struct operation {
-    uint64_t number; /**< As the hands know it. */
-    void *bytes;     /**< A get: where it belongs. */
+    uint64_t number; /**< The remote rank's handle. */
+    void *bytes;     /**< Destination of a get. */
     size_t size;
 } operation;
 
-/* ---- calls: a connection a thread ---- */
+/* ---- calls: one connection per thread ---- */
 
 static pthread_key_t connections_key;
 static pthread_once_t connections_once = PTHREAD_ONCE_INIT;
 
 static void close_connections(void *context) {
     int *connections = context;
-    for (int i = 0; i < HANDS; i++) {
+    for (int i = 0; i < REMOTES; i++) {
         if (connections[i]) {
             close(connections[i]);
         }
@@ -57,14 +57,14 @@ static int connection_to(int32_t rank) {
     pthread_once(&connections_once, make_key);
     int *connections = pthread_getspecific(connections_key);
     if (!connections) {
-        connections = calloc(HANDS, sizeof(*connections));
+        connections = calloc(REMOTES, sizeof(*connections));
         pthread_setspecific(connections_key, connections);
     }
     if (!connections[rank]) {
         connections[rank] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         const remote_address *to = addresses + rank;
         if (connect(connections[rank], (const struct sockaddr *)&to->name, to->length) != 0) {
-            remote_die("cannot reach the hands of a rank");
+            remote_die("cannot reach a remote rank");
         }
     }
     return connections[rank];
@@ -76,15 +76,15 @@ static void ask(int32_t rank, const remote_request *request, const void *bytes) 
     remote_write(connection, bytes, request->payload);
 }
 
-/** @param bytes_p  the payload, to be freed; NULL: there is none to come. */
+/** @param bytes_p  set to the payload, to be freed; NULL: no payload is expected. */
 static remote_answer hear(int32_t rank, void **bytes_p) {
     remote_answer answer;
     int connection = connection_to(rank);
     if (!remote_read(connection, &answer, sizeof(answer))) {
-        remote_die("the hands of a rank are gone");
+        remote_die("a remote rank has ended");
     }
     if (answer.payload && !bytes_p) {
-        remote_die("bytes that nobody asked for");
+        remote_die("unexpected bytes");
     }
     if (answer.payload) {
         *bytes_p = malloc(answer.payload);
@@ -202,12 +202,12 @@ static void far_destroy(void *context) {
 /* ---- places ---- */
 
 static void *open_place(int32_t size, uint32_t flags) {
-    if (size != HANDS) {
-        remote_die("the suite does not have the ranks that were started");
+    if (size != REMOTES) {
+        remote_die("the suite has another number of ranks than were started");
     }
     member *members = calloc((size_t)size, sizeof(*members));
     remote_request request = {.kind = REMOTE_OPEN, .flags = flags};
-    for (int32_t rank = 0; rank < size; rank++) { /* all first: it is collective */
+    for (int32_t rank = 0; rank < size; rank++) { /* to all ranks first, because it is collective */
         ask(rank, &request, NULL);
     }
     for (int32_t rank = 0; rank < size; rank++) {
@@ -236,7 +236,7 @@ wh_group *remote_join(void *place, int32_t rank) {
     ops.flags = own->flags;
     ops.name = "mpi";
     ops.rank = rank;
-    ops.size = HANDS;
+    ops.size = REMOTES;
     ops.permit = far_permit;
     ops.send = far_send;
     ops.receive = far_receive;
@@ -250,9 +250,9 @@ wh_group *remote_join(void *place, int32_t rank) {
 
 void remote_close(void *place) {
     const member *members = place;
-    for (int32_t rank = 0; rank < HANDS; rank++) {
+    for (int32_t rank = 0; rank < REMOTES; rank++) {
         if (!members[rank].leaving) {
-            remote_die("a rank of the group was not left");
+            remote_die("a rank has not left its group");
         }
         hear(rank, NULL);
     }
@@ -260,7 +260,7 @@ void remote_close(void *place) {
 }
 
 void remote_begin(void) {
-    for (int i = 0; i < HANDS; i++) {
+    for (int i = 0; i < REMOTES; i++) {
         MPI_Recv(addresses + i, sizeof(*addresses), MPI_BYTE, i + 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     }
     MPI_Comm none;
@@ -269,7 +269,7 @@ void remote_begin(void) {
 
 void remote_end(void) {
     remote_request request = {.kind = REMOTE_QUIT};
-    for (int32_t rank = 0; rank < HANDS; rank++) {
+    for (int32_t rank = 0; rank < REMOTES; rank++) {
         ask(rank, &request, NULL);
         hear(rank, NULL);
     }

@@ -1,4 +1,4 @@
-/* The hands' side. */
+/* A remote rank: executes the requests of rank 0. */
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -16,7 +16,7 @@ typedef struct table {
     wh_mpi *context;
 } table;
 
-/** A block, in memory that is nobody else's. */
+/** A block with its own memory. */
 typedef struct block {
     void *operation;
     size_t size;
@@ -24,10 +24,10 @@ typedef struct block {
     char bytes[];
 } block;
 
-static MPI_Comm own_communicator; /* of the hands alone */
+static MPI_Comm own_communicator; /* of the remote ranks only */
 static atomic_bool over;
 
-/* ---- what is asked for ---- */
+/* ---- requests ---- */
 
 static void open_table(const remote_request *request, remote_answer *answer) {
     wherry_mpi_options options;
@@ -43,7 +43,7 @@ static void open_table(const remote_request *request, remote_answer *answer) {
     }
 }
 
-/** Blocks that were received, end to end. */
+/** Received blocks, one after the other. */
 typedef struct pile {
     char *bytes;
     size_t size;
@@ -67,7 +67,7 @@ static void begin_block(const table *at, const remote_request *request, void *pa
                                      &one->operation, &answer->error);
     } else {
         if (!payload || request->payload != one->size) {
-            remote_die("a put without its bytes");
+            remote_die("a put without bytes");
         }
         memcpy(one->bytes, payload, one->size);
         answer->status = at->ops.put(at->context, request->rank, request->channel, one->bytes, one->size,
@@ -79,7 +79,7 @@ static void begin_block(const table *at, const remote_request *request, void *pa
     }
 }
 
-/** @return what is to be freed when the answer has gone. */
+/** @return memory to free after the answer was sent. */
 static void *finish_block(const table *at, const remote_request *request, remote_answer *answer, void **payload_p) {
     block *one = (block *)(uintptr_t)request->operation;
     answer->status = at->ops.finish(at->context, one->operation, request->timeout_ms, &answer->error);
@@ -100,7 +100,7 @@ static wherry_status abandon_block(const table *at, const remote_request *reques
     return WHERRY_OK;
 }
 
-/** Does what was asked for, and answers. */
+/** Executes a request and answers it. */
 static void obey(int connection, const remote_request *request, void *payload) {
     remote_answer answer = {.status = WHERRY_OK};
     table *at = (table *)(uintptr_t)request->table;
@@ -146,7 +146,7 @@ static void obey(int connection, const remote_request *request, void *payload) {
     free(freed);
 }
 
-/** Takes the next request. @return false where the connection has ended. */
+/** Serves the next request. @return false if the connection has ended. */
 static bool serve_one(int connection) {
     remote_request request;
     if (!remote_read(connection, &request, sizeof(request))) {
@@ -162,7 +162,7 @@ static bool serve_one(int connection) {
     return true;
 }
 
-/* ---- who serves ---- */
+/* ---- threads ---- */
 
 static atomic_int threads;
 
@@ -212,7 +212,7 @@ void remote_serve(void) {
     int level;
     remote_address address = {.name.sun_family = AF_UNIX, .length = sizeof(address.name)};
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    /* A name of the kernel's choice, which ends with the socket. */
+    /* The kernel chooses an abstract name, which disappears with the socket. */
     if (bind(listener, (struct sockaddr *)&address.name, sizeof(sa_family_t)) != 0 ||
         listen(listener, SOMAXCONN) != 0 ||
         getsockname(listener, (struct sockaddr *)&address.name, &address.length) != 0) {

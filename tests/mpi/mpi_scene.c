@@ -61,7 +61,7 @@ wherry_value *scene_state(int seed) {
     return state;
 }
 
-/** What the byte at a place is. */
+/** The byte at an offset. */
 static unsigned char byte_at(int seed, size_t tensor, size_t offset) {
     return (unsigned char)((size_t)seed * 31 + tensor * 7 + offset * 13 + (offset >> 12));
 }

@@ -17,7 +17,7 @@ extern int scene_level;
 extern int scene_failures;
 extern wherry_error scene_error;
 
-/** Of the last state that scene_ferry received. */
+/** The stats of the last state that scene_ferry received. */
 extern wherry_stats scene_stats;
 
 #define CHECK(condition) scene_check(condition, #condition, __FILE__, __LINE__)

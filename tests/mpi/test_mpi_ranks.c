@@ -1,6 +1,6 @@
 /*
- * Ranks of MPI as programs have them, at a level of threads: mpirun -n 4 test_mpi_ranks LEVEL. Rank
- * 0 writes the TAP.
+ * Ranks of MPI in ordinary programs, with a level of thread support: mpirun -n 4 test_mpi_ranks
+ * LEVEL. Rank 0 prints the TAP output.
  */
 #include <dlfcn.h>
 #include <limits.h>
@@ -22,7 +22,7 @@ static void test_every_lane(void) {
     };
     scene at = scene_open(MPI_COMM_WORLD);
     const char *chosen = scene_ferry(&at, 0, 1, NULL, 5);
-    /* Ranks of one host: never by messages. */
+    /* Ranks on one host never use messages. */
     CHECK(scene_rank != 1 || strcmp(chosen, "cma") == 0 || strcmp(chosen, "ring") == 0);
     for (size_t i = 0; i < sizeof(lanes) / sizeof(*lanes); i++) {
         const char *lane = scene_ferry(&at, 3, 0, lanes[i], (int)i);
@@ -33,8 +33,8 @@ static void test_every_lane(void) {
 
 #ifdef SCENE_UCX
 /**
- * The UCX that MPI has brought into the process is used, unless it is too old: then `blocks` is,
- * and the stats say why.
+ * The ucx lane uses the UCX that MPI has loaded. If that is too old, the blocks lane is used, and
+ * the stats say why.
  */
 static void test_ucx_of_mpi(void) {
     void (*ask)(unsigned *, unsigned *, unsigned *) = NULL;
@@ -58,8 +58,8 @@ static void test_ucx_of_mpi(void) {
 #endif
 
 /**
- * Each rank loses its state in turn, and has it from the next; then one sends to all others at
- * once.
+ * Each rank in turn loses its state and gets it back from the next rank. Then one rank sends to all
+ * others at once.
  */
 static void test_states_lost_and_recovered(void) {
     scene at = scene_open(MPI_COMM_WORLD);
@@ -97,7 +97,7 @@ static void test_states_lost_and_recovered(void) {
 
 /* ---- communicators ---- */
 
-/** What the program receives from anybody with any tag is never the group's. */
+/** The program's receives with any source and any tag never get messages of the group. */
 static void test_messages_of_the_program(void) {
     scene at = scene_open(MPI_COMM_WORLD);
     MPI_Request request = MPI_REQUEST_NULL;
@@ -116,13 +116,13 @@ static void test_messages_of_the_program(void) {
     scene_close(&at);
 }
 
-/** Ranks are those of the communicator; several groups live side by side. */
+/** Ranks are those of the communicator, and several groups can exist at once. */
 static void test_several_groups(void) {
     MPI_Comm half;
     MPI_Comm_split(MPI_COMM_WORLD, scene_rank % 2, -scene_rank, &half);
     scene all = scene_open(MPI_COMM_WORLD);
     scene own = scene_open(half);
-    MPI_Comm_free(&half); /* the group has one of its own */
+    MPI_Comm_free(&half); /* the group has its own copy */
     CHECK(wherry_group_size(own.group) == SCENE_RANKS / 2);
     CHECK(wherry_group_rank(own.group) == (scene_rank < 2 ? 1 : 0));
     scene_ferry(&own, 0, 1, "blocks", scene_rank % 2);
@@ -185,7 +185,8 @@ static void *call_from_elsewhere(void *context) {
 }
 
 /**
- * Below MPI_THREAD_SERIALIZED another thread is refused, with the reason, and the main one goes on.
+ * Below MPI_THREAD_SERIALIZED, calls of another thread fail with the reason. The main thread can
+ * continue.
  */
 static void test_another_thread(void) {
     scene at = scene_open(MPI_COMM_WORLD);
@@ -208,8 +209,8 @@ static void test_another_thread(void) {
 }
 
 /**
- * Reading in the background needs MPI_THREAD_MULTIPLE. Where one rank alone asks for it, all others
- * learn who it was.
+ * Reading in the background needs MPI_THREAD_MULTIPLE. If only one rank asks for it, the errors of
+ * the others name this rank.
  */
 static void test_background(void) {
     wherry_mpi_options options;
@@ -229,7 +230,7 @@ static void test_background(void) {
     if (scene_rank == 2) {
         int32_t rank = -1;
         for (int i = 0; i < 2000 && wherry_transport_waiting(transport, &rank, 1) == 0; i++) {
-            usleep(5000); /* in no call: it is read all the same */
+            usleep(5000); /* the message is read although no thread is in a call */
         }
         CHECK(rank == 0);
         wherry_value *state = scene_state(1);
@@ -247,7 +248,7 @@ static void test_background(void) {
     wherry_group_leave(group);
 }
 
-/* ---- what fails ---- */
+/* ---- faults ---- */
 
 static double seconds(void) {
     struct timespec time;
@@ -261,13 +262,13 @@ static void cancel_now(void *context, const wherry_progress *progress) {
 }
 
 /**
- * A receiver that gives up in the middle; its memory is its own from then on, whatever comes; and
- * the group goes on.
+ * One side gives up during a transfer. Nothing writes to the receiver's memory afterwards, and the
+ * group still works.
  */
 static void test_given_up_in_the_middle(void) {
     scene at = scene_open(MPI_COMM_WORLD);
     for (int round = 0; round < 2; round++) {
-        int giver = round % 2; /* who gives up: the source, rank 0, or the receiver, rank 1 */
+        int giver = round % 2; /* the rank that gives up: 0, the source, or 1, the receiver */
         wherry_cancel *cancel;
         MUST(wherry_cancel_create(&cancel, &scene_error));
         wherry_value *state = scene_state(scene_rank == 0 ? 1 : 2);
@@ -285,7 +286,7 @@ static void test_given_up_in_the_middle(void) {
             wherry_value *received = NULL;
             status = wherry_checkpoint_recv(at.transport, 0, &options, &received, &scene_error);
             wherry_value_destroy(status == WHERRY_OK ? received : NULL);
-            scene_fill(state, 50); /* nothing may change it any more */
+            scene_fill(state, 50); /* nothing may change it from now on */
         }
         if (scene_rank < 2) {
             CHECK(status == WHERRY_OK || status == WHERRY_CANCELLED || status == WHERRY_ABORTED ||
@@ -300,7 +301,7 @@ static void test_given_up_in_the_middle(void) {
     scene_close(&at);
 }
 
-/** Stops the source when its offer is here. */
+/** Stops the source when its offer has arrived. */
 static wherry_status stop_source(void *context, const wherry_value *offered) {
     (void)offered;
     kill(*(const int *)context, SIGSTOP);
@@ -308,10 +309,10 @@ static wherry_status stop_source(void *context, const wherry_value *offered) {
 }
 
 /**
- * A source that stands still is given up in time; what it sends when it wakes meets nobody, neither
- * the memory that it was for nor the next transfer; and it learns that it was given up.
+ * A receiver gives up a stopped source in time. What the source sends when it continues reaches
+ * neither the receiver's memory nor the next transfer. The source learns that it was given up.
  */
-static void test_source_that_stands_still(void) {
+static void test_source_is_stopped(void) {
     scene at = scene_open(MPI_COMM_WORLD);
     int source = (int)getpid();
     wherry_value *state = scene_state(scene_rank == 0 ? 1 : 2);
@@ -341,7 +342,7 @@ static void test_source_that_stands_still(void) {
     scene_close(&at);
 }
 
-/** A rank that leaves early: others are told, go on, and leave without waiting for it. */
+/** A rank leaves early. The others notice, continue, and leave without waiting for it. */
 static void test_leaving_early(void) {
     scene at = scene_open(MPI_COMM_WORLD);
     MUST(wherry_group_barrier(at.group, 1, SCENE_MS, &scene_error));
@@ -381,7 +382,7 @@ static void take_line(void *context, wherry_log_level level, const char *line) {
     }
 }
 
-static void test_behind_the_end(const scene *late) {
+static void test_after_finalize(const scene *late) {
     wherry_group *group;
     void *bytes;
     size_t size;
@@ -395,9 +396,7 @@ static void test_behind_the_end(const scene *late) {
     CHECK(strstr(said, "MPI_Finalize"));
 }
 
-/**
- * A rank dies in the middle of a run: MPI ends the job, and nobody is left waiting. Never returns.
- */
+/** A rank dies: MPI ends the job, and no rank keeps waiting. Never returns. */
 static void die_in_the_middle(void) {
     scene at = scene_open(MPI_COMM_WORLD);
     for (int i = 0;; i++) {
@@ -424,7 +423,7 @@ int main(int count, char **arguments) {
         {"several groups", test_several_groups},
         {"arguments", test_arguments},
         {"given up in the middle", test_given_up_in_the_middle},
-        {"a source that stands still", test_source_that_stands_still},
+        {"a stopped source", test_source_is_stopped},
         {"leaving early", test_leaving_early},
     };
     static const char *const levels[] = {"single", "funneled", "serialized", "multiple"};
@@ -435,7 +434,7 @@ int main(int count, char **arguments) {
     }
     wherry_group *group;
     MUST_FAIL(WHERRY_INVALID_ARGUMENT, wherry_group_from_mpi(MPI_COMM_WORLD, NULL, &group, &scene_error));
-    CHECK(strstr(scene_error.message, "not initialised"));
+    CHECK(strstr(scene_error.message, "not initialized"));
     MPI_Init_thread(&count, &arguments, values[wanted], &scene_level);
     MPI_Comm_rank(MPI_COMM_WORLD, &scene_rank);
     wherry_log_set_level(WHERRY_LOG_ERROR);
@@ -444,8 +443,8 @@ int main(int count, char **arguments) {
         die_in_the_middle();
     }
     /*
-     * SINGLE is as FUNNELED, and SERIALIZED as FUNNELED but for who may call: what is about threads
-     * is enough there.
+     * SINGLE is like FUNNELED. SERIALIZED differs from FUNNELED only in which threads may call. So
+     * these two run only the cases about threads.
      */
     bool threads_only = scene_level == MPI_THREAD_SINGLE || scene_level == MPI_THREAD_SERIALIZED;
     size_t number = threads_only ? 3 : sizeof(cases) / sizeof(*cases);
@@ -463,9 +462,9 @@ int main(int count, char **arguments) {
     }
     scene late = scene_open(MPI_COMM_WORLD);
     MPI_Finalize();
-    test_behind_the_end(&late);
+    test_after_finalize(&late);
     if (scene_rank == 0) {
-        printf("%s %zu - behind the end\n1..%zu\n", scene_failures ? "not ok" : "ok", number + 1, number + 1);
+        printf("%s %zu - after MPI_Finalize\n1..%zu\n", scene_failures ? "not ok" : "ok", number + 1, number + 1);
     }
     return bad || scene_failures;
 }

@@ -1,6 +1,6 @@
 /*
- * Channels between real processes: the process of a rank, and a peer that dies, is stopped or is
- * silent while a channel is open.
+ * Channels between real processes: which process a rank is, and a peer that dies or is stopped
+ * while a channel is open.
  */
 #include <poll.h>
 #include <signal.h>
@@ -12,18 +12,19 @@
 
 #include "group/mailbox.h"
 #include "group/sockets/sockets.h"
+#include "support/asleep.h"
 #include "support/build.h"
 #include "support/meeting.h"
 
-enum { JOIN_MS = 20000, SOON_MS = 10000, DEATH_MS = 4000, ASK = 1, ANSWER = 2 };
+enum { JOIN_MS = 20000, SOON_MS = 10000, DEATH_MS = 4000, ASLEEP_MS = 1000, ASK = 1, ANSWER = 2 };
 
 #define TALK (WH_TAG_CONVERSATION | 5)
 
 static wherry_error error;
 
 /**
- * A member that tells which process it sees at rank 0, and answers every channel with a byte, until
- * it is killed.
+ * A member that reports which process it takes for rank 0, and writes a byte into every channel,
+ * until it is killed.
  */
 static int serve(const wh_test_meeting *meeting, int32_t rank, int32_t size) {
     wh_group *group;
@@ -140,14 +141,14 @@ static void test_stopped_peer(void **state) {
     assert_true((wh_clock_now() - begin) / 1000000 < DEATH_MS);
     pid_t killer = fork();
     if (killer == 0) {
-        usleep(200000);
+        wh_await_asleep(getppid()); /* the test waits in its call */
         kill(child, SIGKILL);
         _exit(0);
     }
     begin = wh_clock_now();
     must_fail(WHERRY_PEER_LOST, error,
               wh_group_connect(group, 1, TALK, wh_deadline_in_ms(SOON_MS), NULL, &channel, &error));
-    assert_true((wh_clock_now() - begin) / 1000000 < 200 + DEATH_MS);
+    assert_true((wh_clock_now() - begin) / 1000000 < ASLEEP_MS + DEATH_MS);
     waitpid(killer, NULL, 0);
     waitpid(child, NULL, 0);
     wh_group_destroy(group);
@@ -174,7 +175,7 @@ static void test_children_outlive_it(void **state) {
             own = closed ? getpid() : -1;
             _exit(write(report[1], &own, sizeof(own)) == sizeof(own) && sleep(60));
         }
-        own = fork(); /* and one that knows nothing of the group */
+        own = fork(); /* and one that does not use the group */
         if (own == 0) {
             own = getpid();
             _exit(write(report[1], &own, sizeof(own)) == sizeof(own) && sleep(60));

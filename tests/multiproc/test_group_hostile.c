@@ -83,7 +83,7 @@ static int begin_to_greet(const wh_test_meeting *meeting, uint64_t incarnation, 
     while (wh_hello_state_of(hello) != WH_HELLO_DONE) {
         uint8_t in[1];
         size_t used;
-        if (!wh_hello_peer(hello)) { /* what comes behind that is the last */
+        if (!wh_hello_peer(hello)) { /* the next frame is the last one */
             say(fd, hello);
         }
         assert_int_equal(recv(fd, in, 1, 0), 1);
@@ -131,17 +131,17 @@ static const nonsense all_nonsense[] = {
     {WH_HELLO_CONTROL, UINT32_MAX, WH_FRAME_MESSAGE, 0, 0, 0, 0},
     {WH_HELLO_CONTROL, WH_FRAME_MAX + 1, WH_FRAME_TABLE, 0, 0, 0, 0},
     {WH_HELLO_CONTROL, 15, WH_FRAME_MESSAGE, 1, 0, 15, 0},
-    {WH_HELLO_CONTROL, 16, WH_FRAME_MESSAGE, 1, 1, 16, 0},          /* no bytes, and more to come */
-    {WH_HELLO_CONTROL, 16, WH_FRAME_MESSAGE, 1, UINT64_MAX, 16, 0}, /* without end */
+    {WH_HELLO_CONTROL, 16, WH_FRAME_MESSAGE, 1, 1, 16, 0},          /* empty, but not the last */
+    {WH_HELLO_CONTROL, 16, WH_FRAME_MESSAGE, 1, UINT64_MAX, 16, 0}, /* of impossible length */
     {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, 1, UINT64_MAX, 16, 1},
     {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, 1, WH_MESSAGE_MAX + 1, 16, 1},
     {WH_HELLO_CONTROL, 13, WH_FRAME_TABLE, 1, 1, 13, 0}, /* half an entry */
-    /* a rank that cannot be */
+    /* an impossible rank */
     {WH_HELLO_CONTROL, 14, WH_FRAME_TABLE, UINT64_MAX, UINT64_MAX, 14, 0},
     /* a place that cannot be printed */
     {WH_HELLO_CONTROL, 15, WH_FRAME_TABLE, 0, UINT64_C(0x100010700), 15, 0},
     {WH_HELLO_CONTROL, 8, WH_FRAME_ATTACH, TALK, 0, 8, 0},
-    {WH_HELLO_DATA, 8, WH_FRAME_ATTACH, TALK, 0, 8, 1}, /* bytes before their time */
+    {WH_HELLO_DATA, 8, WH_FRAME_ATTACH, TALK, 0, 8, 1}, /* bytes sent too early */
     {WH_HELLO_DATA, 9, WH_FRAME_ATTACH, TALK, 0, 9, 0},
     {WH_HELLO_DATA, 0, WH_FRAME_ATTACH, 0, 0, 0, 0},
     {WH_HELLO_DATA, 0, WH_FRAME_PING, 0, 0, 0, 0},
@@ -177,7 +177,7 @@ static int talk(const wh_test_meeting *meeting, wh_group *group, uint64_t incarn
     nonsense good = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, ASK, 0, 16, 1};
     int fd = greet(meeting, incarnation, WH_HELLO_CONTROL);
     speak(fd, &good);
-    must(wh_group_receive(group, WH_ANY_RANK, ASK, wh_deadline_in_ms(SOON_MS), &message, &error));
+    must(wh_group_receive(group, WHERRY_ANY_RANK, ASK, wh_deadline_in_ms(SOON_MS), &message, &error));
     assert_int_equal(message.rank, 1);
     assert_true(message.incarnation == incarnation);
     assert_int_equal(message.size, 1);
@@ -316,7 +316,7 @@ static void test_last_words(void **state) {
     end_succession(&s);
 }
 
-static atomic_bool scarce; /* memory, beyond a limit */
+static atomic_bool scarce; /* large allocations fail */
 
 static void *take_scarce(void *context, size_t size) {
     (void)context;
@@ -374,10 +374,10 @@ static void test_stop_in_the_middle_of_a_message(void **state) {
     must_fail(WHERRY_CANCELLED, error,
               wh_group_send_until(v.group, 1, ASK, bytes, LARGE, wh_deadline_in_ms(SOON_MS), &stop, &error));
     assert_int_equal(error.rank, 1);
-    free(bytes); /* the caller's again */
+    free(bytes); /* the memory belongs to the caller again */
     const nonsense alive = {WH_HELLO_CONTROL, 0, WH_FRAME_PING, 0, 0, 0, 0};
     static char part[64 << 10];
-    for (size_t all = 0; all <= LARGE;) { /* beyond the bytes are the heads of frames */
+    for (size_t all = 0; all <= LARGE;) { /* the rest are headers of frames */
         speak(fd, &alive);
         ssize_t got = recv(fd, part, sizeof(part), 0);
         assert_true(got > 0);

@@ -1,7 +1,7 @@
 /*
- * Open meetings, through the public interface: a process that hosts one at a port of the system's
- * choice and waits for nobody, guests that come when they like, are turned away, or find nobody,
- * and transfers between ranks of which one has not come yet.
+ * Open meetings, through the public interface. A host opens a meeting point at a port that the
+ * system chooses, and does not wait for other ranks. Guests join at any time, are refused, or find
+ * no host. Transfers start before all their ranks have joined.
  */
 #include <arpa/inet.h>
 #include <glob.h>
@@ -15,6 +15,8 @@
 
 #include "api/group_handle.h"
 #include "base/clock.h"
+#include "group/sockets/internal.h"
+#include "support/asleep.h"
 #include "support/build.h"
 #include "support/process_job.h"
 
@@ -31,7 +33,7 @@ static wherry_group_options options_for(uint32_t wait_for, uint32_t flags) {
     return options;
 }
 
-/** A meeting without anybody else, and where it is. */
+/** Opens a meeting point without waiting for other ranks. @param meeting  set to its address. */
 static wherry_group *host(char meeting[WHERRY_GROUP_MEETING_MAX]) {
     wherry_group *group;
     wherry_group_options options = options_for(1, 0);
@@ -56,7 +58,7 @@ static int port_of(const char *meeting) {
     return (int)port;
 }
 
-/** Whether somebody listens at a port of the loopback. */
+/** True if a process listens at a port of the loopback interface. */
 static bool listens(int port) {
     struct sockaddr_in at = {
         .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};
@@ -66,7 +68,7 @@ static bool listens(int port) {
     return connected;
 }
 
-/** A port where nobody listens, or somebody who never answers. */
+/** Finds a port at which nobody listens or, if `silent`, at which a listener never answers. */
 static int find_port(bool silent, int *listener_p) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof(at);
@@ -87,8 +89,8 @@ static size_t count_entries(const char *pattern) {
 }
 
 /**
- * A process of its own, started before this one has threads, which a sanitizer wants; it begins
- * when it is told where to.
+ * A child process. It is forked before this process has threads, because of the sanitizers, and
+ * starts when it is told the address of the meeting point.
  */
 typedef struct worker {
     pid_t process;
@@ -116,7 +118,6 @@ static void tell(worker *told, const char meeting[WHERRY_GROUP_MEETING_MAX]) {
     assert_int_equal(write(told->pipe, meeting, WHERRY_GROUP_MEETING_MAX), WHERRY_GROUP_MEETING_MAX);
 }
 
-/** Kills it. */
 static void finish(worker *ended) {
     kill(ended->process, SIGKILL);
     waitpid(ended->process, NULL, 0);
@@ -143,6 +144,13 @@ static int serve(const char *meeting, int32_t rank, int32_t from_nobody) {
     }
 }
 
+static void await_alive(wherry_group *group, int32_t rank) {
+    uint64_t limit = wh_clock_now() + SOON_MS * UINT64_C(1000000);
+    for (; !wherry_group_alive(group, rank); usleep(1000)) {
+        assert_true(wh_clock_now() < limit);
+    }
+}
+
 static void ask(wherry_group *group, int32_t rank) {
     void *bytes;
     size_t size;
@@ -153,8 +161,8 @@ static void ask(wherry_group *group, int32_t rank) {
 }
 
 /**
- * The host waits for nobody and listens when join returns; ranks that have not come are waited for;
- * guests find each other through it.
+ * The host joins without waiting, and listens when join returns. Calls wait for ranks that have not
+ * joined. Guests find each other through the host.
  */
 static void test_open_meeting(void **state) {
     (void)state;
@@ -188,9 +196,7 @@ static void test_open_meeting(void **state) {
     size_t size;
     must_fail(WHERRY_PEER_LOST, error, wherry_group_receive(group, 1, ASK, SOON_MS, &bytes, &size, NULL, &error));
     tell(servers + 1, meeting);
-    for (uint64_t limit = wh_clock_now() + SOON_MS * UINT64_C(1000000); !wherry_group_alive(group, 1); usleep(1000)) {
-        assert_true(wh_clock_now() < limit);
-    }
+    await_alive(group, 1);
     ask(group, 1);
     finish(servers + 1);
     wherry_group_leave(guest);
@@ -198,7 +204,21 @@ static void test_open_meeting(void **state) {
     assert_false(listens(port_of(meeting)));
 }
 
-/** A guest is told of the host's death as of any rank's. */
+/** Waits until a group has tried the meeting point `tries` more times. */
+static void await_tries(wherry_group *group, int tries) {
+    wh_sockets *sockets = (wh_sockets *)wh_group_of(group);
+    uint64_t limit = wh_clock_now() + SOON_MS * UINT64_C(1000000);
+    for (uint64_t last = 0; tries >= 0; usleep(1000)) {
+        pthread_mutex_lock(&sockets->lock);
+        uint64_t next = sockets->meetings[0].next_try;
+        pthread_mutex_unlock(&sockets->lock);
+        tries -= next != last;
+        last = next;
+        assert_true(wh_clock_now() < limit);
+    }
+}
+
+/** A guest notices the host's death like that of any rank, and does not take its place. */
 static void test_host_dies(void **state) {
     (void)state;
     char meeting[WHERRY_GROUP_MEETING_MAX];
@@ -215,7 +235,7 @@ static void test_host_dies(void **state) {
     wherry_group_options options = options_for(2, WHERRY_JOIN_CLIENT);
     must(visit(meeting, 1, &options, guests));
     must(visit(meeting, 2, &options, guests + 1));
-    /* the other has only met it */
+    /* the other guest has no connection to the host except the one to the meeting point */
     must(wherry_group_send(guests[0], HOST, ASK, "x", 1, SOON_MS, &error));
     uint64_t begin = wh_clock_now();
     kill(child, SIGKILL);
@@ -229,7 +249,10 @@ static void test_host_dies(void **state) {
         assert_true((wh_clock_now() - begin) / 1000000 < DEATH_MS);
         assert_false(wherry_group_alive(guests[i], HOST));
     }
-    usleep(700000); /* both dial the meeting point again, and neither listens there */
+    for (int i = 0; i < 2; i++) {
+        /* the first try fails; a member that is not a guest would take the place at the second */
+        await_tries(guests[i], 2);
+    }
     assert_false(listens(port_of(meeting)));
     wherry_group_leave(guests[0]);
     wherry_group_leave(guests[1]);
@@ -238,10 +261,10 @@ static void test_host_dies(void **state) {
 }
 
 /**
- * Nobody there, somebody who does not answer, somebody with another secret: each is said, and the
- * place is never taken.
+ * Nobody listens at the meeting point, the listener does not answer, or the host has another
+ * secret. Each error says so, and the guest never takes the host's place.
  */
-static void test_nobody_to_visit(void **state) {
+static void test_a_guest_without_a_host(void **state) {
     (void)state;
     char meeting[WHERRY_GROUP_MEETING_MAX];
     wherry_group *guest = NULL;
@@ -263,10 +286,13 @@ static void test_nobody_to_visit(void **state) {
     assert_false(listens(port_of(meeting)));
 
     options.timeout_ms = 300;
-    must_fail(WHERRY_TIMED_OUT, error,
-              wherry_group_join("unix:///tmp/wherry-nobody?rank=1&size=2", &options, &guest, &error));
+    char address[64];
+    char pattern[64];
+    snprintf(address, sizeof(address), "unix:///tmp/wherry-nobody-%d?rank=1&size=2", (int)getpid());
+    snprintf(pattern, sizeof(pattern), "/tmp/wherry-nobody-%d*", (int)getpid());
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_join(address, &options, &guest, &error));
     assert_non_null(strstr(error.message, "No such file"));
-    assert_int_equal(count_entries("/tmp/wherry-nobody*"), 0);
+    assert_int_equal(count_entries(pattern), 0);
 
     wherry_group *group = host(meeting);
     options.secret = "wrong";
@@ -276,7 +302,7 @@ static void test_nobody_to_visit(void **state) {
     assert_null(guest);
 }
 
-static void test_wrong_wishes(void **state) {
+static void test_invalid_options(void **state) {
     (void)state;
     static const struct {
         const char *address;
@@ -286,7 +312,7 @@ static void test_wrong_wishes(void **state) {
         {"unix:///tmp/nowhere?rank=0&size=2", 3, 0},
         {"tcp://127.0.0.1:0?rank=0&size=2", 1, WHERRY_JOIN_CLIENT},
         {"tcp://127.0.0.1:0,127.0.0.1:0?rank=0&size=2", 1, 0},
-        {"tcp://192.0.2.1:0?rank=0&size=2", 1, 0}, /* which is not this host */
+        {"tcp://192.0.2.1:0?rank=0&size=2", 1, 0}, /* not an address of this host */
         {"tcp://127.0.0.1:0?rank=0&size=2&shortcut=maybe", 1, 0},
         {"unix:///tmp/nowhere?rank=0&size=2", 1, WHERRY_JOIN_FLAGS + 1},
     };
@@ -300,7 +326,7 @@ static void test_wrong_wishes(void **state) {
     assert_null(group);
 }
 
-/** What a program was compiled with that knows nothing of the newer options. */
+/** The options of a program that was compiled before `wait_for` existed. */
 static void test_old_options(void **state) {
     (void)state;
     wherry_group *group;
@@ -327,8 +353,8 @@ static void expect_meeting(const char *address, const char *expected) {
     wherry_group_leave(group);
 }
 
-/** Others join at what it says, so that it must be written as an address is. */
-static void test_meeting_text(void **state) {
+/** wherry_group_meeting returns a valid address, at which others can join. */
+static void test_address_of_the_meeting(void **state) {
     (void)state;
     char address[WHERRY_GROUP_MEETING_MAX];
     char meeting[64];
@@ -338,7 +364,9 @@ static void test_meeting_text(void **state) {
     close(probes[0]);
     close(probes[1]);
     expect_meeting(address, meeting);
-    expect_meeting("unix:///tmp/wherry%3fa%20b%25%C3%A9?rank=0&size=2", "unix:///tmp/wherry%3fa%20b%25%c3%a9");
+    snprintf(address, sizeof(address), "unix:///tmp/wherry%d%%3fa%%20b%%25%%C3%%A9?rank=0&size=2", (int)getpid());
+    snprintf(meeting, sizeof(meeting), "unix:///tmp/wherry%d%%3fa%%20b%%25%%c3%%a9", (int)getpid());
+    expect_meeting(address, meeting);
 }
 
 static int asked;
@@ -370,9 +398,9 @@ static void test_interrupt(void **state) {
     wherry_group_leave(group);
 }
 
-/* ---- transfers with ranks that come later ---- */
+/* ---- transfers with ranks that join later ---- */
 
-/** What a rank that is a process of its own does: sends to all the others, or receives. */
+/** A worker that sends to all other ranks if it is rank `from`, and else receives. */
 static int ferry(const char *meeting, int32_t rank, int32_t from) {
     wherry_group *group;
     wherry_transport *transport;
@@ -392,7 +420,8 @@ static int ferry(const char *meeting, int32_t rank, int32_t from) {
         wherry_value *received = NULL;
         status = wherry_checkpoint_recv(transport, from, &options, &received, &error);
         if (status == WHERRY_OK && (!job_state_equals(&state, received) || strcmp(stats.lane, "cma") != 0)) {
-            fprintf(stderr, "rank %d got something else, or over %s: %s\n", (int)rank, stats.lane, stats.reasons);
+            fprintf(stderr, "rank %d received another state, or over the %s lane: %s\n", (int)rank, stats.lane,
+                    stats.reasons);
             return 2;
         }
     }
@@ -413,10 +442,10 @@ static void expect_success(worker *ended) {
 }
 
 /**
- * The receivers ask a source that nobody has heard of, and it comes; or the source sends to
- * receivers that come later. Same host: lane cma.
+ * Receivers ask a source that joins later, or a source sends to receivers of which one joins later.
+ * All ranks are on one host and use the cma lane.
  */
-static void test_the_other_comes_later(void **state) {
+static void test_the_other_side_joins_later(void **state) {
     (void)state;
     for (int source_first = 0; source_first < 2; source_first++) {
         char meeting[WHERRY_GROUP_MEETING_MAX];
@@ -432,7 +461,8 @@ static void test_the_other_comes_later(void **state) {
             must_fail(WHERRY_TIMED_OUT, error, wherry_checkpoint_recv(transport, 2, &options, &received, &error));
             assert_int_equal(error.rank, 2);
         } else {
-            usleep(300000);
+            await_alive(group, 2);
+            wh_await_asleep(workers[0].process); /* it waits in its send */
         }
         tell(workers + 1, meeting);
         options.timeout_ms = JOB_MS;
@@ -451,10 +481,14 @@ static void test_the_other_comes_later(void **state) {
 int main(void) {
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open_meeting),    cmocka_unit_test(test_host_dies),
-        cmocka_unit_test(test_nobody_to_visit), cmocka_unit_test(test_wrong_wishes),
-        cmocka_unit_test(test_old_options),     cmocka_unit_test(test_meeting_text),
-        cmocka_unit_test(test_interrupt),       cmocka_unit_test(test_the_other_comes_later),
+        cmocka_unit_test(test_open_meeting),
+        cmocka_unit_test(test_host_dies),
+        cmocka_unit_test(test_a_guest_without_a_host),
+        cmocka_unit_test(test_invalid_options),
+        cmocka_unit_test(test_old_options),
+        cmocka_unit_test(test_address_of_the_meeting),
+        cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_the_other_side_joins_later),
     };
     return cmocka_run_group_tests_name("group_meeting", tests, NULL, NULL);
 }

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "group/sockets/sockets.h"
+#include "support/asleep.h"
 #include "support/build.h"
 
 enum { RANKS = 3, JOIN_MS = 20000, SOON_MS = 10000, DEATH_MS = 4000, ASK = 1, ANSWER = 2, NEVER = 3 };
@@ -37,7 +38,7 @@ static int serve(int32_t rank) {
     wherry_status status = WHERRY_OK;
     while (status == WHERRY_OK) {
         wh_message message;
-        status = wh_group_receive(group, WH_ANY_RANK, ASK, wh_deadline_in_ms(60000), &message, &error);
+        status = wh_group_receive(group, WHERRY_ANY_RANK, ASK, wh_deadline_in_ms(60000), &message, &error);
         if (status == WHERRY_OK) {
             wh_group_send(group, message.rank, ANSWER, message.bytes, message.size, wh_deadline_in_ms(SOON_MS), NULL);
             wh_message_clear(&message);
@@ -47,13 +48,25 @@ static int serve(int32_t rank) {
     return status == WHERRY_CLOSED ? 42 : 2;
 }
 
-static unsigned start_after_ms;
+/** Waits until the test, which is rank 0, listens at the meeting point and waits for the others. */
+static void await_meeting_point(void) {
+    char path[128];
+    snprintf(path, sizeof(path), "%s/meet", folder);
+    for (wh_deadline end = wh_deadline_in_ms(JOIN_MS); access(path, F_OK) != 0 && !wh_deadline_passed(end);) {
+        usleep(1000);
+    }
+    wh_await_asleep(getppid());
+}
+
+static bool start_later; /**< Children wait for the meeting point before they join. */
 
 static pid_t start(int32_t rank) {
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        usleep(start_after_ms * 1000);
+        if (start_later) {
+            await_meeting_point();
+        }
         wherry_log_set_level(WHERRY_LOG_OFF);
         _exit(serve(rank));
     }
@@ -148,21 +161,21 @@ static void test_every_rank_dies_and_returns(void **state) {
 }
 
 /**
- * A process that was stopped while another took its rank is fenced when it continues. It is not at
- * the meeting point.
+ * A process that was stopped while another took its rank is fenced when it continues. It does not
+ * listen at the meeting point.
  */
-static void test_a_sleeper_is_fenced(void **state) {
+static void test_a_stopped_process_is_fenced(void **state) {
     (void)state;
     wh_sockets_options options = {0};
     wh_group *group;
-    start_after_ms = 300;
+    start_later = true;
     pid_t one = start(1);
-    pid_t sleeper = start(2);
-    start_after_ms = 0;
+    pid_t stopped = start(2);
+    start_later = false;
     int status;
     must(join(0, RANKS, &options, JOIN_MS, &group));
     ask_until_answered(group, 2);
-    kill(sleeper, SIGSTOP);
+    kill(stopped, SIGSTOP);
     pid_t successor = start(2);
     uint64_t before = 0;
     for (int tries = 0; tries < 200 && before != 1; tries++) {
@@ -172,8 +185,8 @@ static void test_a_sleeper_is_fenced(void **state) {
     }
     assert_int_equal(before, 1);
     ask_until_answered(group, 2);
-    kill(sleeper, SIGCONT);
-    waitpid(sleeper, &status, 0);
+    kill(stopped, SIGCONT);
+    waitpid(stopped, &status, 0);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 42);
     ask_until_answered(group, 2);
@@ -185,7 +198,8 @@ static void test_a_sleeper_is_fenced(void **state) {
 }
 
 /**
- * A predecessor whose clock was an hour ahead, twice: the successor's time is the lowest of all.
+ * A predecessor's clock was an hour ahead, so that its incarnation number is higher than the one
+ * its successor starts with. Successors replace it nevertheless, repeatedly.
  */
 static void test_a_clock_that_is_behind(void **state) {
     (void)state;
@@ -297,6 +311,7 @@ static void test_meeting_by_name(void **state) {
     wh_sockets_options options = {.allow_insecure = true};
     char address[128];
     wh_group *group;
+    wh_message message;
     must_fail(WHERRY_INVALID_ARGUMENT, error,
               wh_sockets_join("tcp://nowhere.invalid:4711?rank=0&size=2", &options, wh_deadline_in_ms(SOON_MS), &group,
                               &error));
@@ -308,22 +323,24 @@ static void test_meeting_by_name(void **state) {
     if (child == 0) {
         _exit(status == WHERRY_OK &&
                       wh_group_send(group, 0, ASK, "x", 1, wh_deadline_in_ms(SOON_MS), NULL) == WHERRY_OK &&
-                      usleep(200000) == 0
+                      wh_group_receive(group, 0, ANSWER, wh_deadline_in_ms(SOON_MS), &message, NULL) == WHERRY_OK
                   ? 0
                   : 1);
     }
-    wh_message message;
     must(status);
-    must(wh_group_receive(group, WH_ANY_RANK, ASK, wh_deadline_in_ms(SOON_MS), &message, &error));
+    must(wh_group_receive(group, WHERRY_ANY_RANK, ASK, wh_deadline_in_ms(SOON_MS), &message, &error));
     wh_message_clear(&message);
-    waitpid(child, NULL, 0);
+    must(wh_group_send(group, 1, ANSWER, "x", 1, wh_deadline_in_ms(SOON_MS), &error));
+    int result;
+    assert_int_equal(waitpid(child, &result, 0), child);
+    assert_true(WIFEXITED(result) && WEXITSTATUS(result) == 0);
     wh_group_destroy(group);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_every_rank_dies_and_returns, open_folder, close_folder),
-        cmocka_unit_test_setup_teardown(test_a_sleeper_is_fenced, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(test_a_stopped_process_is_fenced, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_a_clock_that_is_behind, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_missing_ranks_are_named, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_a_wrong_secret, open_folder, close_folder),

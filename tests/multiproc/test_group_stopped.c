@@ -36,7 +36,7 @@ static int serve(const wh_test_meeting *meeting, int32_t rank) {
     }
     for (;;) {
         wh_message message;
-        if (wh_group_receive(group, WH_ANY_RANK, ASK, wh_deadline_in_ms(60000), &message, &error) != WHERRY_OK) {
+        if (wh_group_receive(group, WHERRY_ANY_RANK, ASK, wh_deadline_in_ms(60000), &message, &error) != WHERRY_OK) {
             return 2;
         }
         wh_group_send(group, message.rank, ANSWER, message.bytes, message.size, wh_deadline_in_ms(SOON_MS), NULL);

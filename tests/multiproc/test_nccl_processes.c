@@ -1,5 +1,5 @@
 /*
- * The lane nccl between processes, with a real device and NCCL or with the fakes: transfers, either
+ * The nccl lane between processes, with a real device and NCCL or with the fakes: transfers, either
  * side killed or stopped midway, a side without NCCL or with another version. NCCL rejects two
  * processes on one device unless they claim to be on different hosts, so each rank does so before
  * it loads NCCL.
@@ -74,7 +74,7 @@ static void check_state(job_rank *self, const wherry_value *state, uint64_t larg
     job_check(self, has_bytes(wherry_dict_get(state, "large"), large, seed), "the large tensor is not right");
     for (size_t i = 0; i < SMALL; i += 97) {
         job_check(self, has_bytes(wherry_sequence_at(list, i), SMALL_BYTES, (uint8_t)(seed + i)),
-                  "small tensor %zu is not right", i);
+                  "small tensor %zu differs", i);
     }
 }
 
@@ -97,7 +97,7 @@ static wherry_status receive(job_rank *self, wherry_value *target, const char *l
     return wherry_checkpoint_recv(self->transport, SOURCE, &options, received_p, error);
 }
 
-/* ---- going well ---- */
+/* ---- transfers that succeed ---- */
 
 /** Prints the speed on a real device. */
 static int64_t good_size(void) {
@@ -159,7 +159,7 @@ static void survive(job_rank *self, wherry_status status, const wherry_error *er
     wherry_storage *memory = build_device_storage(0, SMALL_BYTES, 5);
     wherry_storage_unref(memory);
     wh_nccl_unique unique;
-    job_check(self, wh_nccl_find(NULL)->get_unique(&unique) == WH_NCCL_OK, "NCCL is of no more use");
+    job_check(self, wh_nccl_find(NULL)->get_unique(&unique) == WH_NCCL_OK, "NCCL does not work any more");
     if (s->signal == SIGSTOP) {
         job_send_signal(self, s->victim, SIGKILL);
     }
@@ -225,21 +225,21 @@ static void test_victims(void **state) {
     assert_true(fine);
 }
 
-/* ---- a side without it ---- */
+/* ---- a side without NCCL ---- */
 
 /** A fault at one side, and the receiver's error. */
 typedef struct lack {
     int32_t at;
-    const char *name; /**< Of the environment, */
+    const char *name; /**< A variable of the environment, */
     const char *value;
     const char *words;
 } lack;
 
 static const lack lacks[] = {
-    {RECEIVER, "WHERRY_NCCL_LIBRARY", "/nowhere/libnccl.so.2", "NCCL is not installed"},
-    {SOURCE, "WHERRY_NCCL_LIBRARY", "/nowhere/libnccl.so.2", "NCCL is not installed"},
+    {RECEIVER, "WHERRY_NCCL_LIBRARY", "/nowhere/libnccl.so.2", "cannot load NCCL"},
+    {SOURCE, "WHERRY_NCCL_LIBRARY", "/nowhere/libnccl.so.2", "cannot load NCCL"},
     {RECEIVER, "WHERRY_NCCL_LIBRARY", "libm.so.6", "too old"},
-    {SOURCE, "FAKE_NCCL_VERSION", "22000", "both must have the same version"},
+    {SOURCE, "FAKE_NCCL_VERSION", "22000", "both need the same version"},
     {RECEIVER, "FAKE_NCCL_VERSION", "21703", "or newer is needed"},
 };
 

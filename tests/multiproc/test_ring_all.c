@@ -35,7 +35,7 @@ static void receive_round(const task *one, const wherry_transfer_options *option
     wherry_value *received;
     job_must(self, wherry_checkpoint_recv(one->transport, one->to[0], options, &received, &error), error);
     job_check(self, wherry_value_compare(sent[one->to[0]], received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK,
-              "what rank %d sent is not right in round %lld", (int)one->to[0], (long long)options->step);
+              "the state of rank %d differs in round %lld", (int)one->to[0], (long long)options->step);
     wherry_value_destroy(received);
 }
 

@@ -1,4 +1,4 @@
-/* A libucp that says it is of a version before those that can be used. */
+/* A libucp that reports a version that is too old. */
 void ucp_get_version(unsigned *major, unsigned *minor, unsigned *release);
 
 __attribute__((visibility("default"))) void ucp_get_version(unsigned *major, unsigned *minor, unsigned *release) {

@@ -2,8 +2,7 @@
 of torchrun.
 
     with launch.job(8) as job:
-        results = job.run(body, "an argument")      # runs body(...) in each rank, returns the
-        results
+        results = job.run(body, "an argument")  # runs body in each rank, returns their results
 
 The function is in the file of the test and returns JSON. The output of a rank is kept. If a rank
 fails or takes too long, the test fails with the output and the traceback of every rank. Ranks can
@@ -222,11 +221,8 @@ class Job:
         return json.loads((self.folder / name).read_text())
 
     def wait_until_asleep(self, rank):
-        """Waits until all threads of a rank sleep, so that it is blocked in a call; at most half a
-        second."""
-        until = time.monotonic() + 0.5
-        while not _all_asleep(self.ranks[rank].process) and time.monotonic() < until:
-            time.sleep(0.005)
+        """Waits until all threads of a rank sleep, so that it is blocked in a call."""
+        wait_until_asleep(self.ranks[rank].process)
 
     def say(self, name, value=None):
         """Releases ranks in wait_for(name)."""
@@ -260,11 +256,35 @@ class Job:
 
 
 def _all_asleep(process):
+    own = str(threading.get_native_id())
     for task in pathlib.Path(f"/proc/{process}/task").iterdir():
         with contextlib.suppress(OSError):
-            if (task / "stat").read_text().rpartition(")")[2].split()[0] in "RD":
+            if (
+                task.name != own
+                and (task / "stat").read_text().rpartition(")")[2].split()[0] in "RD"
+            ):
                 return False
     return True
+
+
+def wait_until_asleep(process=None):
+    """Waits until all threads of a process, except the calling one, are seen asleep several times
+    in a row, so that they are blocked in their calls. Gives up after half a second, because some
+    libraries have threads that poll. The default is this process."""
+    until, seen = time.monotonic() + 0.5, 0
+    while seen < 3 and time.monotonic() < until:
+        time.sleep(0.003)
+        seen = seen + 1 if _all_asleep(process or os.getpid()) else 0
+
+
+def when_asleep(call, *arguments):
+    """Calls a function in a new thread, once all other threads of this process are blocked."""
+
+    def run():
+        wait_until_asleep()
+        call(*arguments)
+
+    threading.Thread(target=run, daemon=True).start()
 
 
 def job(size, env=None, store=True, hosts=()):

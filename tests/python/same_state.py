@@ -14,8 +14,8 @@ except ImportError:
 
 
 class Comparison:
-    """Compares what was sent with what was received. A tensor's storage may stand for one other
-    storage only."""
+    """Compares what was sent with what was received. Each storage must correspond to exactly one
+    other storage."""
 
     def __init__(self):
         self.storages = {}

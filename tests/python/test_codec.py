@@ -1,5 +1,5 @@
-"""The codec without torch: every type of docs/python-types.md there and back, and what is refused,
-with path and way out."""
+"""The codec without torch: a round trip of every type in docs/python-types.md. Errors for refused
+types name the path and what to do."""
 
 import array
 import collections
@@ -209,7 +209,7 @@ def unset_field():
 
 
 REFUSED = [
-    (lambda: print, "function", "send the data that it was made from"),
+    (lambda: print, "function", "send their data"),
     (lambda: Weird(), "Weird", "send its contents as a dict"),
     (lambda: Weird, "type", "functions and classes"),
     (lambda: sys, "module", "docs/python-types.md"),
@@ -219,13 +219,13 @@ REFUSED = [
     (lambda: ListSub([1]), "ListSub", "send list(value)"),
     (lambda: functools.partial(print), "partial", "functions"),
     (lambda: (i for i in ()), "generator", "docs/python-types.md"),
-    (local_class, "Local", "define the class at the top of its module"),
-    (local_enum, "Hidden", "define the class at the top of its module"),
+    (local_class, "Local", "define the class at the top level of its module"),
+    (local_enum, "Hidden", "define the class at the top level of its module"),
     (lambda: defaultdict(lambda: 1), "defaultdict", "send dict(value)"),
     (lambda: with_attributes(OrderedDict(), hook=print), "OrderedDict", "'hook'"),
     (lambda: with_attributes(OrderedDict(), keys=1), "OrderedDict", "'keys'"),
     (lambda: with_attributes(t.Config(1.0), __len__=1), "Config", "'__len__'"),
-    (lambda: Failure(), "Failure", "a dataclass and a builtin type at once"),
+    (lambda: Failure(), "Failure", "inherits from a builtin type"),
     (namedtuple_with_attribute, "PairSub", "'note'"),
     (unset_field, "Slotted", "field without a value"),
     (lambda: array.array("u", "ab"), "array.array", "format is 'w'"),
@@ -281,7 +281,7 @@ def test_pickle_needs_both_sides():
 
 
 def test_pickle_that_fails():
-    with pytest.raises(Unsupported, match="nor can it be pickled") as caught:
+    with pytest.raises(Unsupported, match="pickling it failed too") as caught:
         core.build({"a": threading.Lock()}, Codec(True))
     assert caught.value.path == "a"
     with pytest.raises(Malformed):

@@ -143,7 +143,7 @@ class Inventor:
 
 
 def attack(codec, inventor, rounds):
-    """Decodes what is invented. Gives how much of it came out as a value, and the names of the
+    """Decodes invented documents. Returns how many of them were decoded, and the names of the
     errors."""
     made, errors = 0, set()
     for _ in range(rounds):
@@ -261,7 +261,7 @@ def test_attributes_that_are_refused():
     ) == {"fine": [1]}
 
 
-def test_modules_with_a_getattr_of_their_own():
+def test_modules_with_their_own_getattr():
     class Trap(type(sys)):
         def __getattr__(self, name):
             raise BaseException(f"asked for {name}")

@@ -69,7 +69,7 @@ def other_keys(built, target, codec):
 
 
 def rebuilt(value, change):
-    """The same tree with other dicts; what is in other containers stays."""
+    """The same tree with other dicts. The contents of other containers stay."""
     if type(value) is dict:
         return change({key: rebuilt(item, change) for key, item in value.items()})
     if type(value) in (list, tuple):

@@ -35,7 +35,7 @@ class DLTensor(ctypes.Structure):
 
 
 class DeviceArray:
-    """Numbers on a device, for those who read DLPack, as CuPy's are."""
+    """An array on a device that supports DLPack, like those of CuPy."""
 
     def __init__(self, numbers, device=0):
         self.driver = ctypes.CDLL(str(DRIVER))

@@ -1,4 +1,5 @@
-"""Ranks that die, are interrupted, are late or do not fit: each side is told soon, and goes on."""
+"""Ranks that die, are interrupted, are late or have another layout: the other side notices soon,
+and continues."""
 
 import os
 import signal
@@ -18,7 +19,7 @@ SLOW = {"lanes": "stream", "threads": 1, "verify": True}
 
 
 def group(rank=None, size=3):
-    """A process group with a store and nothing else: one that no death of a rank can break."""
+    """A process group that has only a store, so that the death of a rank cannot break it."""
     store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
     return dist.ProcessGroup(
         dist.PrefixStore("pg", store), launch.rank() if rank is None else rank, size
@@ -34,7 +35,7 @@ def seconds_of(call, *expected):
 
 
 class Told:
-    """A progress function that says once that bytes move."""
+    """A progress function that calls launch.say when the first bytes move."""
 
     def __init__(self, name):
         self.name = name
@@ -104,7 +105,7 @@ def receiver_dies_body():
             assert_same(plain_state(5), transport.recv_checkpoint(0))
 
 
-def test_a_receiver_that_is_killed_in_the_middle_disturbs_nobody():
+def test_a_receiver_that_is_killed_does_not_disturb_the_others():
     with launch.job(3) as job:
         job.start_all(receiver_dies_body)
         job.wait_for_file("moving", 60)
@@ -113,7 +114,7 @@ def test_a_receiver_that_is_killed_in_the_middle_disturbs_nobody():
 
 
 def dies_waiting_body():
-    """Both have met; nothing is under way when one of them dies. The other one waits for it."""
+    """Both ranks have met. One dies while no transfer runs, and the other one waits for it."""
     rank, pg = launch.rank(), group(size=2)
     with PGTransport(pg, 30, "cpu") as transport:
         if rank == 0:
@@ -225,7 +226,7 @@ def late_body():
                 )
             launch.say("second")
         launch.wait_for("second")
-        if rank == 0:  # there is a card now, and nobody sends
+        if rank == 0:  # the ticket exists now, but nobody sends
             seconds, error = seconds_of(
                 lambda: transport.recv_checkpoint(1, timeout=0.3), wherry.Timeout
             )
@@ -278,6 +279,6 @@ def mismatch_body():
                 assert_same(kept, target)
 
 
-def test_a_mismatch_is_told_to_both_and_touches_nothing():
+def test_a_mismatch_fails_on_both_sides_and_changes_nothing():
     with launch.job(2) as job:
         job.run(mismatch_body)

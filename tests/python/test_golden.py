@@ -118,7 +118,7 @@ def joined(runs):
 
 @good_files
 def test_elements_lie_within_extents(path):
-    """Checks the golden files for what a decoder may skip when it reads."""
+    """Checks parts of the golden files that a decoder may skip."""
     manifest = decode(path.read_bytes())
     if manifest.space > 1 << 20:
         assert all(storage.extents == [Extent(0, storage.nbytes)] for storage in manifest.storages)

@@ -21,8 +21,7 @@ from wherry.group import codec_for
 
 
 def together(*calls):
-    """Runs calls at once, each in a thread. Returns what each returned, or the exception that it
-    raised."""
+    """Runs calls concurrently, each in a thread. Returns their results or exceptions."""
 
     def run(call):
         try:
@@ -116,7 +115,7 @@ def test_a_group_is_a_context_manager_and_leaves_nothing(tmp_path):
     launch.settles(before)
 
 
-def test_a_group_that_nobody_refers_to_is_left(tmp_path):
+def test_a_group_without_references_is_left(tmp_path):
     before = launch.held()
     group = wherry.Group.join(f"unix://{tmp_path}/s?rank=0&size=1", 20)
     assert launch.held() != before
@@ -178,7 +177,7 @@ def test_ctrl_c_ends_every_wait(groups, tmp_path, what):
         "recv": lambda: wherry.recv(one, 1),
         "send": lambda: wherry.send(one, 1, a_state()),
     }
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    launch.when_asleep(os.kill, os.getpid(), signal.SIGINT)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         calls[what]()
@@ -199,7 +198,7 @@ def test_a_state_arrives(groups):
         stats.bytes_moved >= 400_000
         and stats.lane in ("cma", "ring")
         and stats.rate > 0
-        and stats.verified is False
+        and stats.checked is False
     )
 
 
@@ -214,7 +213,7 @@ def test_in_place(groups):
     assert received["weights"] is weights and same(weights, state["weights"])
 
 
-def test_in_place_what_the_target_lacks_is_new(groups):
+def test_tensors_that_the_target_lacks_are_new(groups):
     one, two = groups(2)
     state, target = a_state(1), {"counts": np.zeros((3, 5), np.int64)}
     _, received = must(
@@ -223,7 +222,7 @@ def test_in_place_what_the_target_lacks_is_new(groups):
     assert same(state, received) and received["counts"] is target["counts"]
 
 
-def test_a_mismatch_touches_nothing_and_both_are_told(groups):
+def test_a_mismatch_fails_on_both_sides_and_changes_nothing(groups):
     one, two = groups(2)
     target = {**a_state(2), "counts": np.zeros((3, 6), np.int64)}
     kept = {
@@ -259,7 +258,7 @@ def test_partial(groups):
 def test_several_destinations_and_one_that_never_asks(groups):
     one, two, three, _ = groups(4)
     sent, second, third = together(
-        lambda: wherry.send(one, [3, 1, 2], a_state(), timeout=0.6),
+        lambda: wherry.send(one, [3, 1, 2], a_state(), timeout=3),
         lambda: wherry.recv(two, 0),
         lambda: wherry.recv(three, 0),
     )
@@ -321,7 +320,7 @@ def test_a_state_that_cannot_travel_is_refused_with_its_path(groups):
 def test_cancel(groups):
     one, two = groups(2)
     cancel = wherry.Cancel()
-    threading.Timer(0.1, cancel.request).start()
+    launch.when_asleep(cancel.request)
     began = time.monotonic()
     with pytest.raises(wherry.Cancelled):
         wherry.recv(two, 0, cancel=cancel)
@@ -332,7 +331,7 @@ def test_cancel(groups):
 
 def test_leaving_ends_what_runs(groups):
     one, two = groups(2)
-    threading.Timer(0.2, two.leave).start()
+    launch.when_asleep(two.leave)
     began = time.monotonic()
     waiting, receiving = together(lambda: two.receive(0, 1), lambda: wherry.recv(two, 0))
     assert isinstance(waiting, wherry.Closed) and isinstance(
@@ -374,7 +373,7 @@ def test_lanes(groups, lanes):
 # ---- what is told ----
 
 
-def test_progress_is_told(groups):
+def test_progress_is_reported(groups):
     one, two = groups(2)
     told = []
     must(lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0, progress=told.append))
@@ -415,7 +414,7 @@ def test_progress_true_without_tqdm_logs(groups, caplog, monkeypatch):
     assert any("from rank 0: 100%" in message for message in caplog.messages)
 
 
-def test_the_log_tells_what_was_done_and_warns_of_slowness(groups, caplog):
+def test_the_log_describes_transfers_and_warns_of_slow_ones(groups, caplog):
     one, two = groups(2)
     with caplog.at_level(logging.INFO, "wherry"):
         must(lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0))
@@ -438,7 +437,7 @@ def test_the_log_tells_what_was_done_and_warns_of_slowness(groups, caplog):
     assert skipped("unsupported").slow_because()
     assert not skipped("other host").slow_because() and not skipped("not allowed").slow_because()
     with caplog.at_level(logging.WARNING, "wherry"):
-        _transfer.log_received(7, skipped("failed"))
+        _transfer.log_received([7], skipped("failed"))
     assert caplog.messages[-1].startswith(
         "rank 7 is on this host, but 'stream' is used, which is slower, because: cma: "
     )
@@ -449,7 +448,7 @@ def test_lanes_that_were_not_used(groups):
     options = {"timeout_ms": 10_000, "lanes": "stream"}
     _, (_, stats) = must(
         lambda: wherry.send(one, 1, a_state()),
-        lambda: two._connection.recv(0, None, codec_for(False), options),
+        lambda: two._connection.recv([0], None, codec_for(False), options),
     )
     found = {lane.name: lane for lane in stats.lanes_not_used}
     assert stats.lane == "stream" and {"cma", "ring"} <= found.keys()
@@ -463,7 +462,7 @@ def test_lanes_that_were_not_used(groups):
 
 
 def in_a_fork(body):
-    """Runs a function in a fork of this process; what it printed."""
+    """Runs a function in a fork of this process. Returns its output."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -500,7 +499,7 @@ def fork_body(folder):
             assert same(wherry.recv(group, 0, timeout=20), a_state())
 
 
-def test_a_fork_joins_anew_and_its_parent_goes_on(tmp_path):
+def test_a_fork_joins_again_and_its_parent_continues(tmp_path):
     with launch.job(2, store=False) as job:
         job.run(fork_body, str(tmp_path))
 

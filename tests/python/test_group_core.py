@@ -1,5 +1,5 @@
-"""wherry._core where Python code runs inside of it: tables, progress functions, and objects that
-are freed while something is raised."""
+"""wherry._core when it calls Python code: tables, progress functions, and objects that are freed
+while an exception is raised."""
 
 import queue
 import sys
@@ -43,7 +43,7 @@ class Table:
 
 
 class Pair:
-    """Two ranks, the first of which sends in a thread of its own."""
+    """Two ranks. The first one sends in its own thread."""
 
     def __init__(self):
         queues = [queue.SimpleQueue(), queue.SimpleQueue()]
@@ -63,7 +63,7 @@ class Pair:
         )
         sending.start()
         try:
-            return self.transports[1].recv(0, None, self.codec, {**OPTIONS, **options})[0]
+            return self.transports[1].recv([0], None, self.codec, {**OPTIONS, **options})[0]
         finally:
             cancel.request()
             sending.join()
@@ -96,7 +96,7 @@ class Odd(Exception):
 @pytest.mark.parametrize(
     "trouble, expected", [(Odd("gone"), wherry.PeerLost), (ValueError("bad"), wherry.Closed)]
 )
-def test_what_a_table_raises(trouble, expected):
+def test_exceptions_of_a_table(trouble, expected):
     pair = Pair()
     pair.tables[1].trouble["send"] = trouble
     with pytest.raises(expected, match=str(trouble)):

@@ -84,7 +84,7 @@ BUCKETS = 1 + 4  # of a_state, of 1 MiB: the small ones, and the large one in fo
 
 
 def in_place_body(library, source, target, lanes):
-    """Checks what arrives, what is left alone, and in how many copies."""
+    """Checks which bytes arrive, which stay unchanged, and the number of copies."""
     rank, counts = start(library)
     state = moved(a_state(1), source)
     mine = moved(a_state(2), target)

@@ -1,5 +1,5 @@
-"""Building the package: what is missing is named with the command that installs it, and the source
-distribution is enough."""
+"""Building the package. Errors name the missing parts and the command that installs them. The
+source distribution is complete."""
 
 import os
 import pathlib
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MESON = [sys.executable, "-m", "mesonbuild.mesonmain"]
 LIBRARIES = ("libcbor", "libxxhash", "libcrypto")
 
-# A Python that says that its headers are where nothing is.
+# A Python that names a folder without headers.
 NO_HEADERS = """
 import sysconfig
 paths, variables = sysconfig.get_paths, sysconfig.get_config_vars
@@ -29,7 +29,7 @@ sysconfig.get_paths, sysconfig.get_config_vars = get_paths, get_config_vars
 
 
 def refusal(folder, *options, **environment):
-    """What Meson says where it cannot set a build up."""
+    """Meson's output when it cannot set up a build."""
     result = subprocess.run(
         [*MESON, "setup", str(folder / "build"), str(ROOT), *options],
         env={**os.environ, **environment},
@@ -70,7 +70,7 @@ def test_a_missing_library_is_named(tmp_path, missing, apt, dnf):
     )
 
 
-def test_all_that_is_missing_is_named_at_once(tmp_path):
+def test_one_error_names_all_missing_parts(tmp_path):
     said = refusal(
         tmp_path, PKG_CONFIG_LIBDIR=packages_found(tmp_path, "libcrypto"), PKG_CONFIG_PATH=""
     )
@@ -117,8 +117,8 @@ def test_a_build_of_the_library_alone_needs_no_python(tmp_path):
 
 
 def own_repository(folder):
-    """The project's files as they are now, committed to a repository of their own: distributions
-    are made of what is committed."""
+    """The current files of the project, committed to their own repository, because a distribution
+    has only committed files."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -156,7 +156,8 @@ def built(folder, kind, into):
 
 
 def test_the_source_distribution_is_enough(tmp_path):
-    """It has all that a wheel is made of, and the wheel has what was installed here."""
+    """It has everything that a wheel is built from, and the wheel has the same files as the
+    installed package."""
     (tmp_path / "tree").mkdir()
     source = built(own_repository(tmp_path / "tree"), "sdist", tmp_path)
     shutil.unpack_archive(source, tmp_path)

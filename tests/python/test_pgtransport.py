@@ -260,7 +260,7 @@ def options_body():
             else:
                 assert_same(state, transport.recv_checkpoint(0))
                 assert transport.last_stats.lane in options.get("lanes", "cma ring")
-                assert transport.last_stats.verified == (
+                assert transport.last_stats.checked == (
                     options.get("verify", False) or options.get("lanes") == "stream"
                 )
         dist.barrier()
@@ -351,7 +351,7 @@ def pickle_body():
     finish()
 
 
-def test_pickle_only_where_both_want_it():
+def test_pickle_only_if_both_sides_allow_it():
     with launch.job(2) as job:
         job.run(pickle_body)
 

@@ -95,7 +95,7 @@ def in_place_body(verify):
         assert torch.equal(target["turned"], state["turned"])
         assert all(torch.equal(a, b) for a, b in zip(target["small"], state["small"]))
         assert received["name"] == "x"
-        assert transport.last_stats.verified == verify
+        assert transport.last_stats.checked == verify
     dist.destroy_process_group()
 
 
@@ -140,7 +140,7 @@ class Piece:
             raise RuntimeError("timed out")
 
 
-def test_what_is_given_up_begins_no_more_pieces():
+def test_an_operation_that_was_given_up_starts_no_more_pieces():
     pieces = [Piece(), Piece(), Piece()]
     begun = []
     operation = Operation(
@@ -194,7 +194,7 @@ def timeout_body():
             transport.recv_checkpoint(0)
         assert time.monotonic() - began < 5
         assert threads() == []
-        with pytest.raises(wherry.Closed, match="make it again"):
+        with pytest.raises(wherry.Closed, match="create a new one"):
             transport.recv_checkpoint(0)
         launch.say("over")
     launch.wait_for("over")
@@ -220,13 +220,13 @@ def interrupt_body():
     rank, _ = start()
     transport = transport_over_group()
     if rank == 1:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        launch.when_asleep(os.kill, os.getpid(), signal.SIGINT)
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             transport.recv_checkpoint(0)
         assert time.monotonic() - began < 5
         assert threads() == []
-        with pytest.raises(wherry.Closed, match="make it again"):
+        with pytest.raises(wherry.Closed, match="create a new one"):
             transport.recv_checkpoint(0)
         launch.say("over")
     launch.wait_for("over")
@@ -252,7 +252,7 @@ def no_beginning_body():
             transport.recv_checkpoint(0)
         _core.Group = kept
         assert threads() == []
-        with pytest.raises(wherry.Closed, match="could not begin"):
+        with pytest.raises(wherry.Closed, match="could not start"):
             transport.recv_checkpoint(0)
         launch.say("over")
     launch.wait_for("over")
@@ -274,7 +274,7 @@ class Backend:
 
 
 def test_only_gloo_carries_a_transfer():
-    """Other backends ignore tags, or go on writing into memory that was given up."""
+    """Other backends ignore tags, or write into memory after the operation was given up."""
     assert [name for name in ("gloo", "GLOO", "mpi", "nccl", "xccl") if is_gloo(Backend(name))] == [
         "gloo",
         "GLOO",
@@ -283,7 +283,8 @@ def test_only_gloo_carries_a_transfer():
     for name in ("nccl", "xccl", "mpi"):
         with PGTransport(Backend(name), 1, "cpu", lanes="group") as transport:
             with pytest.raises(
-                wherry.InvalidArgument, match=f"gloo only, and this process group is {name}"
+                wherry.InvalidArgument,
+                match=f"gloo only, but the backend of this process group is {name}",
             ):
                 transport.recv_checkpoint(1)
 
@@ -306,10 +307,10 @@ def nonsense_body(before):
 
     _pg_session.PgSession.send = send_late
     transport = transport_over_group(timeout=20)
-    with pytest.raises(wherry.PeerError, match="not a frame of Wherry") as caught:
+    with pytest.raises(wherry.PeerError, match="not a valid frame") as caught:
         transport.recv_checkpoint(0)
     assert caught.value.rank == 0
-    with pytest.raises(wherry.Closed, match="make it again"):
+    with pytest.raises(wherry.Closed, match="create a new one"):
         transport.recv_checkpoint(0)
     launch.say("noticed")
 
@@ -322,7 +323,7 @@ def test_nonsense(before):
 
 
 def dying_body(dies):
-    """One side is killed in the middle. The other notices at once, and lives."""
+    """One side is killed during a transfer. The other side notices at once, and survives."""
     rank, _ = start()
     state = {f"w{i}": torch.zeros(4 << 20) for i in range(64)}  # 1 GiB
 
@@ -336,7 +337,7 @@ def dying_body(dies):
         transport.send_checkpoint([1], state) if rank == 0 else transport.recv_checkpoint(0)
     assert caught.value.rank == dies
     assert time.monotonic() - began < 20
-    with pytest.raises(wherry.Closed, match="make it again"):
+    with pytest.raises(wherry.Closed, match="create a new one"):
         transport.recv_checkpoint(dies)
     return "lives"
 
@@ -387,7 +388,7 @@ def test_a_wait_that_nothing_wakes_does_not_abort_the_exit():
         operation = _pg_session.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, limit)
         operation.end = lambda: None
         threading.Thread(target=operation.wait, daemon=True).start()
-        time.sleep(0.2)
+        while not operation.waits_until: time.sleep(0.001)
         operation._done.set()
         print("done")
     """)
@@ -402,7 +403,7 @@ def test_a_wait_with_much_time_left_is_ended_at_exit():
         limit = timedelta(seconds=50)
         operation = _pg_session.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, limit)
         threading.Thread(target=operation.wait, daemon=True).start()
-        time.sleep(0.2)
+        while not operation.waits_until: time.sleep(0.001)
         print("done")
     """)
     assert (code, output) == (0, "done\n"), errors
@@ -410,7 +411,7 @@ def test_a_wait_with_much_time_left_is_ended_at_exit():
 
 
 @pytest.mark.parametrize("dies", [0, 1])
-def test_a_side_that_dies_and_the_other_that_exits_at_once(dies):
+def test_a_side_dies_and_the_other_exits_at_once(dies):
     with launch.job(2) as job:
         job.start_all(dying_body, dies, spawn=True)
         assert job.finish(killed=(dies,))[1 - dies] == "lives"

@@ -41,14 +41,14 @@ def reopened_body(who, address):
     first = PGTransport(dist.group.WORLD, 20, "cpu", address=address)
     exchange(rank, 0, 1, first, {"turn": 1})
     if rank != who:
-        launch.say("waiting")
+        launch.say("waiting", os.getpid())
         exchange(rank, 0, 1, first, {"turn": 2})
         first.close()
     else:
-        launch.wait_for("waiting")
-        time.sleep(0.3)
+        other = launch.wait_for("waiting")
+        launch.wait_until_asleep(other)
         first.close()
-        time.sleep(0.3)
+        launch.wait_until_asleep(other)
         with PGTransport(dist.group.WORLD, 20, "cpu", address=address) as second:
             exchange(rank, 0, 1, second, {"turn": 2})
     finish()
@@ -129,7 +129,7 @@ def test_a_group_that_was_destroyed_and_made_again(closed):
 
 
 def fork_body():
-    """A fork opens its own listeners, and its parent's go on."""
+    """A fork opens its own listeners. Those of its parent keep working."""
     rank, _ = start()
     transport = PGTransport(dist.group.WORLD, 20, "cpu")
     exchange(rank, 0, 1, transport)
@@ -179,7 +179,7 @@ def closing_body():
         if what == "receive":
             exchange(rank, 1, 0, transport)
         if rank == 0:
-            threading.Timer(0.3, transport.close).start()
+            launch.when_asleep(transport.close)
             began = time.monotonic()
             with pytest.raises((wherry.Cancelled, wherry.Closed)):
                 transport.send_checkpoint(

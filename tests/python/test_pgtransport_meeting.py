@@ -76,7 +76,7 @@ def no_store_body(port):
     assert _process_group.store_of(_process_group.unwrap(pg)) is None
     with (
         PGTransport(pg, 20, "cpu") as transport,
-        pytest.raises(wherry.InvalidArgument, match="has no store .*: pass address="),
+        pytest.raises(wherry.InvalidArgument, match="has no store, .*: pass address="),
     ):
         transport.send_checkpoint([1], {}) if rank == 0 else transport.recv_checkpoint(0)
     with PGTransport(pg, 20, "cpu", address=f"tcp://127.0.0.1:{port}") as transport:
@@ -160,7 +160,7 @@ def broken_group_body():
             assert time.monotonic() - began < 5
             transport.close()
             with PGTransport(dist.group.WORLD, 20, "cpu", lanes="group") as other:
-                with pytest.raises(wherry.Closed, match="make it again"):
+                with pytest.raises(wherry.Closed, match="create a new one"):
                     other.recv_checkpoint(0)
             launch.say("broken")
         launch.wait_for("broken")
@@ -173,7 +173,7 @@ def test_a_timeout_over_the_group_itself_breaks_it():
 
 
 def torchft_body():
-    """torchft configures its wrapper again, with other ranks, and the same transport goes on."""
+    """torchft configures its wrapper again, with other ranks. The same transport still works."""
     from torchft.process_group import ProcessGroupGloo
 
     me = launch.rank()
@@ -207,7 +207,7 @@ class Rankless(dist.ProcessGroup):
 def test_a_group_that_does_not_tell_its_rank_is_refused():
     with (
         PGTransport(Rankless(), 1, "cpu") as transport,
-        pytest.raises(wherry.InvalidArgument, match="Rankless does not tell"),
+        pytest.raises(wherry.InvalidArgument, match="Rankless does not provide the rank"),
     ):
         transport.recv_checkpoint(1)
 
@@ -317,12 +317,17 @@ def wrong_ticket_body():
                 with pytest.raises(expected) as caught:
                     transport.recv_checkpoint(1, timeout=0.5)
                 assert caught.value.rank == 1 and 0.4 < time.monotonic() - began < 3
-            launch.say("lied")
+            read = _rendezvous.Ticket.read
+
+            def read_and_say(text):
+                launch.say("read the wrong ticket")
+                return read(text)
+
+            _rendezvous.Ticket.read = read_and_say
             assert_same(plain_state(1), transport.recv_checkpoint(1))
             listener.connection.close()
         else:
-            launch.wait_for("lied")
-            time.sleep(0.3)  # by now the other side has read the wrong ticket
+            launch.wait_for("read the wrong ticket")
             transport.send_checkpoint([0], plain_state(1))
     finish()
 
@@ -344,11 +349,12 @@ def restarted_source_body(life):
             transport.send_checkpoint([1], {"life": life})
             launch.say(f"sent {life}")
             while life == 1:
-                time.sleep(1)
+                signal.pause()  # until it is killed
         else:
             assert transport.recv_checkpoint(0) == {"life": 1}
             launch.say("ready")
             launch.wait_for("killed")
+            launch.say("receiving")
             assert transport.recv_checkpoint(0) == {"life": 2}
 
 
@@ -361,6 +367,7 @@ def test_a_source_that_was_started_anew_is_found():
         while job.ranks[0].status is None:
             time.sleep(0.01)
         job.say("killed")
-        time.sleep(0.5)
+        job.wait_for_file("receiving")
+        job.wait_until_asleep(1)
         job.start(0, restarted_source_body, 2)
         job.finish(30)

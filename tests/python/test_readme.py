@@ -1,5 +1,5 @@
-"""The examples of the README: the C one compiles without warnings against the build, and each does
-what it says."""
+"""The examples of the README: the C example compiles without warnings, and all examples do what the
+README says."""
 
 import os
 import pathlib

@@ -130,7 +130,7 @@ def second_round(worker):
 
 
 @pytest.mark.parametrize("steps", [[8, 7], [8, 7, 8]])
-def test_a_rank_that_was_healed_in_half_heals_nobody(steps):
+def test_a_rank_that_was_only_partly_healed_heals_no_other(steps):
     """The source dies in the middle, so the healed rank has a mixed state and no valid step."""
     with launch.job(len(steps)) as job:
         job.store.set("generation", "0")
@@ -147,7 +147,7 @@ def test_a_rank_that_was_healed_in_half_heals_nobody(steps):
         assert results == [[-1, 8], [-2, 8], [8, 8]]
 
 
-def test_without_a_whole_state_it_ends_and_says_so(tmp_path):
+def test_without_a_complete_state_it_ends_with_a_message(tmp_path):
     broken = tmp_path / "recover.py"
     text = EXAMPLE.read_text()
     assert text.count("self.step = NEW\n") == 1

@@ -160,7 +160,7 @@ def test_parameters():
     assert type(received["p"]) is nn.Parameter and type(received["special"]) is t.Special
 
 
-def test_attributes_of_plain_tensors_stay_behind():
+def test_attributes_of_plain_tensors_are_not_sent():
     buffer, noted = nn.Buffer(torch.ones(2)), torch.ones(2)
     noted.note = 1
     received = there_and_back([buffer, noted])
@@ -430,19 +430,19 @@ REFUSED = [
     (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "unbind()"),
     (
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-        "the tensors that it is made of",
+        "the tensors that it contains",
     ),
     (lambda: torch.ones(2).to_mkldnn(), "to_dense()"),
-    (nn.UninitializedParameter, "run the module once"),
-    (nn.UninitializedBuffer, "run the module once"),
-    (lambda: t.Opaque(torch.ones(2)), "the tensors that it is made of"),
+    (nn.UninitializedParameter, "first initialize the module, or run it once"),
+    (nn.UninitializedBuffer, "first initialize the module, or run it once"),
+    (lambda: t.Opaque(torch.ones(2)), "the tensors that it contains"),
     (with_hook, "'hook'"),
-    (local_subclass, "top of its module"),
+    (local_subclass, "top level of its module"),
     (fake, "FakeTensor has no memory"),
     (Module, "state_dict()"),
     (lambda: torch.optim.SGD([torch.ones(1)]), "state_dict()"),
     (torch.Generator, "get_state()"),
-    (lambda: torch.ones(2).untyped_storage(), "a tensor over it"),
+    (lambda: torch.ones(2).untyped_storage(), "a tensor that uses it"),
     (lambda: torch.ones, "functions"),
 ]
 
@@ -493,7 +493,7 @@ def test_inside_a_transformation():
     torch.vmap(inside)(torch.ones(2, 3))
 
 
-def test_pickle_of_what_is_refused():
+def test_pickle_of_refused_types():
     received = there_and_back(
         {"q": quantized(), "m": nn.Linear(2, 2)}, TorchCodec(allow_pickle=True)
     )

@@ -140,7 +140,7 @@ def warnings(caplog):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_mesh_that_is_given(world, caplog, several):
+def test_a_mesh_argument(world, caplog, several):
     """The mesh, and slices of it by dimension names."""
     sent = pick("grid", "row")
     grid = sent["grid"].device_mesh
@@ -153,8 +153,8 @@ def test_a_mesh_that_is_given(world, caplog, several):
     assert not warnings(caplog)
 
 
-def test_what_is_given_is_a_mesh():
-    with pytest.raises(InvalidArgument, match="device_mesh is a DeviceMesh"):
+def test_the_argument_must_be_a_mesh():
+    with pytest.raises(InvalidArgument, match="device_mesh must be a DeviceMesh"):
         TorchCodec(device_mesh=[4])
 
 
@@ -169,7 +169,7 @@ def test_a_slice_of_a_mesh_that_was_seen(world, caplog):
     assert received["row"].device_mesh.get_group() is grid.get_group("tp") and not warnings(caplog)
 
 
-def test_a_mesh_that_nobody_knows_cannot_communicate(world, caplog):
+def test_an_unknown_mesh_cannot_communicate(world, caplog):
     """The warning comes once per call, however many meshes a sender invents."""
     sent = pick("grid", "even", "row")
     received = forgotten(sent)
@@ -187,7 +187,7 @@ def test_mesh_of_groups_that_were_made_again(world):
     dist.destroy_process_group()
     dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
     received = core.restore(state, TorchCodec())[0]
-    assert received.device_mesh is not sent.device_mesh  # whose groups are gone
+    assert received.device_mesh is not sent.device_mesh  # its groups were destroyed
     again = init_device_mesh("cpu", (4,))
     received = core.restore(state, TorchCodec(device_mesh=again))[0]
     assert received.device_mesh is again and received._spec == sent._spec
@@ -229,7 +229,7 @@ def test_dtensor_in_another_world(world, rank, size):
         assert received["even"].device_mesh._coordinate_on_dim == ((0,) if rank == 0 else None)
 
 
-def test_a_mesh_says_which_rank_this_is():
+def test_a_mesh_has_the_rank_of_this_process():
     node = _nodes.Mesh("cpu", (2,), (4, 5), None)
     first, same, other = (_distributed.Meshes(None, rank).find(node) for rank in (4, 4, 5))
     assert first is same and first is not other
@@ -294,8 +294,8 @@ def test_dtensors_that_are_refused(world):
     meta = DTensor.from_local(torch.ones(3, device="meta"), line, [Replicate()], run_check=False)
     for value, text in (
         (masked, "only Replicate, Shard and Partial"),
-        (strange, "another order"),
-        (meta, "device meta"),
+        (strange, "its shard order differs"),
+        (meta, "meta device"),
     ):
         with pytest.raises(Unsupported, match=text) as caught:
             core.build({"d": [value]}, TorchCodec())
@@ -398,7 +398,7 @@ def test_sharded_that_is_refused(world):
     named.metadata().shards_metadata[0].placement = torch.distributed._remote_device("trainer/cpu")
     more = sharded()["chunks"]
     more.local_shards()[0].tensor = nn.Parameter(more.local_shards()[0].tensor)
-    for value, text in ((named, "which names a worker"), (more, "not a plain tensor")):
+    for value, text in ((named, "names a worker"), (more, "not a plain tensor")):
         with pytest.raises(Unsupported, match=text) as caught:
             core.build({"s": value}, TorchCodec())
         assert caught.value.path == "s"

@@ -111,7 +111,7 @@ def described(state):
     return core.tensors(built), core.storages(built), core.dump(built)
 
 
-def test_at_once_and_one_by_one(monkeypatch):
+def test_reading_all_tensors_or_one_by_one(monkeypatch):
     state = tensors()
     counted = Counted()
     monkeypatch.setattr(torch.Tensor, TABLE, counted.capsule)
@@ -164,7 +164,7 @@ def test_memory_under_two_names_is_one_storage(monkeypatch, at_once):
     assert received["other"][1] == -1
 
 
-def test_a_part_of_memory_is_a_storage_of_its_own():
+def test_a_part_of_memory_is_a_separate_storage():
     array = np.arange(8.0)
     state = {"all": torch.from_numpy(array), "half": torch.from_numpy(array[:4])}
     built = core.build(state, TorchCodec())

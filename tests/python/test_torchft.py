@@ -23,7 +23,7 @@ from wherry.torchft import Transport
 
 TIMEOUT_TEXT = re.compile("[Tt]imed? ?out")
 WRONG_STEP = (
-    r"^replica 3, step 8: .*step 7.*step 8.* \(rank 0 is the replica, rank \d+ this process\)$"
+    r"^replica 3, step 8: .*step 7.*step 8.* \(rank 0 is the replica, rank \d+ is this process\)$"
 )
 LIMIT = timedelta(seconds=10)
 
@@ -40,6 +40,15 @@ def make():
     yield one
     for transport in made:
         transport.shutdown()
+
+
+def await_receivers(source, count):
+    """Waits until this many receivers wait for the source to send."""
+    link = source._resources.listener().connection
+    until = time.monotonic() + 20
+    while len(link.waiting()) < count:
+        assert time.monotonic() < until
+        time.sleep(0.005)
 
 
 def fetch(source, step, receiver=None, timeout=LIMIT):
@@ -93,7 +102,7 @@ def test_the_recovery_conversation_of_torchft_itself():
     ended = threading.Barrier(3, timeout=20)
 
     class Together(Transport[dict]):
-        """All replicas end an offer before one goes on, as in a Manager."""
+        """All replicas end an offer before any of them continues, as in a Manager."""
 
         def disallow_checkpoint(self):
             super().disallow_checkpoint()
@@ -140,7 +149,7 @@ def test_a_receiver_may_come_first(make):
     source = make()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(fetch, source, 7)
-        time.sleep(0.2)
+        await_receivers(source, 1)
         source.send_checkpoint([1], 7, plain_state(7), LIMIT)
         assert_same(plain_state(7), waiting.result(10))
 
@@ -204,7 +213,7 @@ def test_disallow_lets_what_runs_finish(make):
         state["w"].fill_(0)
 
 
-def test_every_error_is_about_the_replica_and_keeps_what_it_knows(make):
+def test_every_error_names_the_replica_and_keeps_its_report(make):
     """A receive in place that fails in the middle: first by a timeout, then by the source."""
     source = make(0.1)
     target = {"w": torch.zeros(1 << 26)}
@@ -323,13 +332,13 @@ def test_a_receiver_that_is_lost_is_not_waited_for():
 def test_receivers_that_take_the_same_slot(make, monkeypatch):
     """The second receiver fences the first, which takes another slot."""
     source = make()
-    given = iter([5, 5, 5, 6, 7, 8, 9])
+    given = iter([5, 5, 5, 6, 7, 8, 9])  # slots
     monkeypatch.setattr(torchft.secrets, "randbelow", lambda most: next(given))
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(fetch, source, 1)
-        time.sleep(0.2)
+        await_receivers(source, 1)
         second = pool.submit(fetch, source, 1)
-        time.sleep(0.5)
+        await_receivers(source, 2)
         source.send_checkpoint([1, 2], 1, {"a": 1}, LIMIT)
         assert first.result(10) == second.result(10) == {"a": 1}
 
@@ -361,7 +370,7 @@ def test_metadata(make):
 
 
 @pytest.mark.parametrize("how", ["WHERRY_SECRET", "WHERRY_SECRET_FILE"])
-def test_metadata_has_no_secret_where_the_environment_has_one(make, monkeypatch, tmp_path, how):
+def test_metadata_has_no_secret_if_the_environment_has_one(make, monkeypatch, tmp_path, how):
     """torchft writes the metadata to its log."""
     file = tmp_path / "secret"
     file.touch(0o600)
@@ -448,7 +457,7 @@ def fetch_once(close=True):
     return source
 
 
-def test_a_source_that_is_gone_is_a_timeout(make):
+def test_a_source_that_has_ended_is_a_timeout(make):
     source = make()
     metadata = source.metadata()
     source.shutdown()

@@ -1,6 +1,6 @@
 /**
- * @file asleep.h  Waiting until other threads wait: for tests that act while somebody is blocked in
- * a call.
+ * @file asleep.h  Waits until other threads are blocked, for tests that act while a thread is
+ * inside a call.
  */
 #ifndef WH_TESTS_ASLEEP_H
 #define WH_TESTS_ASLEEP_H
@@ -13,13 +13,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/**
- * True if each thread of a process sleeps in the kernel, is stopped or has ended. The calling
- * thread is not counted.
- */
-static inline bool wh_all_asleep(pid_t process) {
+/** Thread states of /proc/PID/stat: stopped or ended; and these or asleep in the kernel. */
+#define WH_STATES_HALTED "TtZX"
+#define WH_STATES_ASLEEP "S" WH_STATES_HALTED
+
+/** True if each thread of a process has ended or has one of these states. Ignores the caller. */
+static inline bool wh_threads_are(pid_t process, const char *states) {
     char path[64];
-    bool asleep = true;
+    bool all = true;
     snprintf(path, sizeof(path), "/proc/%d/task", (int)process);
     DIR *tasks = opendir(path);
     for (struct dirent *one; tasks && (one = readdir(tasks));) {
@@ -30,16 +31,16 @@ static inline bool wh_all_asleep(pid_t process) {
         snprintf(path, sizeof(path), "/proc/%d/task/%.16s/stat", (int)process, one->d_name);
         FILE *file = fopen(path, "re");
         if (!file) {
-            continue; /* it has ended */
+            continue; /* the thread has ended */
         }
         const char *name_end = fgets(line, sizeof(line), file) ? strrchr(line, ')') : NULL;
         fclose(file);
-        asleep = asleep && name_end && strchr("STtZX", name_end[2]);
+        all = all && name_end && strchr(states, name_end[2]);
     }
     if (tasks) {
         closedir(tasks);
     }
-    return asleep;
+    return all;
 }
 
 /**
@@ -51,7 +52,15 @@ static inline void wh_await_asleep(pid_t process) {
     enum { LOOK_US = 2000, LOOKS_MAX = 250, TWICE = 2 };
     for (int looks = 0, seen = 0; looks < LOOKS_MAX && seen < TWICE; looks++) {
         usleep(LOOK_US);
-        seen = wh_all_asleep(process) ? seen + 1 : 0;
+        seen = wh_threads_are(process, WH_STATES_ASLEEP) ? seen + 1 : 0;
+    }
+}
+
+/** Waits until a process that got SIGKILL or SIGSTOP is dead or stopped, at most half a second. */
+static inline void wh_await_halted(pid_t process) {
+    enum { LOOK_US = 500, LOOKS_MAX = 1000 };
+    for (int looks = 0; looks < LOOKS_MAX && !wh_threads_are(process, WH_STATES_HALTED); looks++) {
+        usleep(LOOK_US);
     }
 }
 

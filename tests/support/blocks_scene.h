@@ -1,6 +1,6 @@
 /**
- * @file blocks_scene.h  One side of the lane `blocks` over a group that only records what it should
- * move. wh_blocks_limit sets the length of blocks.
+ * @file blocks_scene.h  One side of the blocks lane over a fake group that records the blocks to
+ * move and moves nothing. wh_blocks_limit sets the block length.
  */
 #ifndef WH_TEST_BLOCKS_SCENE_H
 #define WH_TEST_BLOCKS_SCENE_H
@@ -18,7 +18,7 @@ enum { SCENE_VERSION = 4, SCENE_OFFER_BYTES = 3, SCENE_REQUEST_BYTES = 5 };
 enum { MIB = 1 << 20, PEER = 1, SEEN_MAX = 128, LONG_MS = 20000, SHORT_MS = 60, UNDER_WAY = 3 };
 
 static wherry_error error;
-static uint32_t scene_part_bytes; /**< For the group of the next scene. */
+static uint32_t scene_part_bytes; /**< part_bytes of the next scene's group. */
 static const wh_lane_ops *const lane = &wh_lane_blocks;
 
 /** A recorded operation. */
@@ -41,7 +41,7 @@ typedef struct fake {
     size_t abandoned;
     size_t begin_fails; /**< The put or get that fails, counted from 1; 0: none. */
     size_t finished;
-    size_t finish_stops; /**< From this finish on, it returns `answer`. */
+    size_t finish_stops; /**< From this call of finish on, finish returns `answer`. */
     wherry_status answer;
 } fake;
 
@@ -51,7 +51,7 @@ static inline wherry_status begin(wh_group *group, int32_t rank, uint32_t channe
     assert_int_equal(rank, PEER);
     assert_true(own->count < SEEN_MAX);
     if (own->begin_fails && own->count + 1 == own->begin_fails) {
-        return wh_fail(problem, WHERRY_SYSTEM, "it does not begin");
+        return wh_fail(problem, WHERRY_SYSTEM, "the fake operation cannot begin");
     }
     seen *one = own->seen + own->count++;
     *one = (seen){(uint8_t *)bytes, size, channel, is_put, false};
@@ -68,7 +68,7 @@ static inline wherry_status fake_put(wh_group *group, int32_t rank, uint32_t cha
 
 static inline wherry_status fake_get(wh_group *group, int32_t rank, uint32_t channel, void *bytes, size_t size,
                                      void **operation_p, wherry_error *problem) {
-    memset(bytes, 0x11, size); /* the operation owns it: ASan reports writes beyond it */
+    memset(bytes, 0x11, size); /* lets ASan report a buffer that is too short */
     return begin(group, rank, channel, bytes, size, false, operation_p, problem);
 }
 
@@ -86,7 +86,7 @@ static inline wherry_status fake_finish(wh_group *group, int32_t rank, void *ope
         if (own->answer != WHERRY_TIMED_OUT) {
             let_go(own, operation);
         }
-        return wh_fail(problem, own->answer, "it does not end");
+        return wh_fail(problem, own->answer, "the fake operation does not end");
     }
     own->finished++;
     let_go(own, operation);
@@ -97,7 +97,7 @@ static inline bool fake_abandon(wh_group *group, void *operation) {
     fake *own = (fake *)group;
     const seen *one = operation;
     while (++one < own->seen + own->count) {
-        assert_true(one->gone); /* else it would get the data of the previous one */
+        assert_true(one->gone); /* otherwise the next operation would get this one's data */
     }
     let_go(own, operation);
     own->abandoned++;
@@ -114,7 +114,7 @@ static inline fake fake_of(void) {
                           .abandon = fake_abandon}};
 }
 
-/** One side over such a group. */
+/** One side of the lane, over the fake group. */
 typedef struct scene {
     fake group;
     wh_stop stop;
@@ -169,10 +169,21 @@ static inline void scene_end(scene *s) {
     wh_stop_destroy(&s->stop);
 }
 
+/** Works until the end, with any feed and sink. */
+static inline wherry_status work_with(scene *s, bool source, const wh_feed *feed, const wh_sink *sink) {
+    wherry_status status = WHERRY_OK;
+    bool done = false;
+    while (status == WHERRY_OK && !done) {
+        status =
+            source ? lane->push_some(s->end, feed, 5, &done, &error) : lane->pull_some(s->end, sink, 5, &done, &error);
+    }
+    return status;
+}
+
 static inline wherry_status work(scene *s, bool source) {
     wh_feed feed = lane_data_feed(s->data);
     wh_sink sink = lane_data_sink(s->data);
-    return source ? lane->push(s->end, 0, &feed, &error) : lane->pull(s->end, 0, &sink, &error);
+    return work_with(s, source, &feed, &sink);
 }
 
 static inline wherry_status work_some(scene *s, bool source, bool *done_p) {

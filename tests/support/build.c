@@ -172,6 +172,37 @@ wherry_plan *build_plan(const wherry_value *state, const wherry_value *target) {
     return plan;
 }
 
+static int append_piece(void *context, const wherry_piece *piece) {
+    char **at = context;
+    for (uint64_t i = 0; i < piece->count; i++) {
+        const char *from = (const char *)wherry_storage_data(piece->storage) + piece->offset + i * piece->stride;
+        memcpy(*at, from, piece->length);
+        *at += piece->length;
+    }
+    return 0;
+}
+
+size_t copy_chunk(const wherry_prepared *sent, uint64_t chunk, void *bytes) {
+    char *at = bytes;
+    wherry_prepared_visit_chunk(sent, chunk, append_piece, &at);
+    return (size_t)(at - (char *)bytes);
+}
+
+void execute_plan(const wherry_value *source, const wherry_plan *plan) {
+    static char bytes[8 << 20];
+    wherry_error error;
+    wherry_prepared *sent;
+    size_t count;
+    const wherry_interval *intervals = wherry_plan_intervals(plan, &count);
+    must(wherry_prepare(source, NULL, &sent, &error));
+    for (size_t i = 0; i < count; i++) {
+        for (uint64_t c = intervals[i].first; c < intervals[i].first + intervals[i].count; c++) {
+            must(wherry_plan_place(plan, c, bytes, copy_chunk(sent, c, bytes), &error));
+        }
+    }
+    wherry_prepared_destroy(sent);
+}
+
 uint64_t next_random(uint64_t *state) {
     uint64_t z = (*state += 0x9E3779B97F4A7C15U);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;

@@ -19,11 +19,11 @@ enum { CLUNG_MAX = 64 };
 typedef struct member {
     callback_hub *hub;
     int32_t rank;
-    atomic_int inside; /**< Calls that are under way. */
-    uint64_t *deaths;  /**< Those of each rank that were reported. */
+    atomic_int inside; /**< Number of calls in progress. */
+    uint64_t *deaths;  /**< Per rank: number of deaths reported to this member. */
 } member;
 
-/** A put or a get that is not gone. */
+/** A put or get that was neither finished nor abandoned. */
 typedef struct operation {
     struct operation *next;
     member *owner;
@@ -32,15 +32,15 @@ typedef struct operation {
     uint32_t channel;
     bool is_put;
     void *bytes;
-    const struct iovec *runs; /**< Of put_runs, instead of bytes. */
+    const struct iovec *runs; /**< Used by put_runs instead of `bytes`. */
     size_t size;
-    bool over;            /**< It met its other half, or cannot any more. */
-    wherry_status status; /**< Then: how it went. */
+    bool over;            /**< The block has moved, or never will. */
+    wherry_status status; /**< The result, once `over`. */
 } operation;
 
 typedef struct place {
     member *present;
-    int pair[2]; /**< Blocks are written into 1 and read from 0. */
+    int pair[2]; /**< Blocks are written to pair[1] and read from pair[0]. */
     bool dead;
     uint64_t deaths;
     wherry_status send;
@@ -48,7 +48,7 @@ typedef struct place {
     wherry_status put;
     wherry_status get;
     wherry_status finish;
-    size_t hold; /**< So many blocks more move to this rank. */
+    size_t hold; /**< How many more blocks may move to this rank. */
     size_t damage;
     size_t moved;
     size_t abandoned;
@@ -62,7 +62,7 @@ typedef struct place {
 struct callback_hub {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    operation *operations; /**< In the order in which they were begun. */
+    operation *operations; /**< In the order they began. */
     callback_hub_options options;
     int32_t size;
     place places[];
@@ -91,7 +91,7 @@ callback_hub *callback_hub_open(int32_t size, const callback_hub_options *option
 void callback_hub_close(callback_hub *hub) {
     for (int32_t i = 0; i < hub->size; i++) {
         if (hub->places[i].present) {
-            die("a member has not left");
+            die("a member is still in the hub");
         }
         close(hub->places[i].pair[0]);
         close(hub->places[i].pair[1]);
@@ -107,11 +107,11 @@ void callback_hub_close(callback_hub *hub) {
 static void enter(member *m) {
     int others = atomic_fetch_add(&m->inside, 1);
     if (others && !(m->hub->options.flags & WHERRY_GROUP_OPS_CONCURRENT)) {
-        die("two calls of a table overlap that does not allow it");
+        die("two calls overlap, but the table does not allow that");
     }
 }
 
-/** What a call answers before it does anything. */
+/** @return the status that a call must return at once, without doing anything; WHERRY_OK: none. */
 static wherry_status look(member *m, bool sends) {
     pthread_mutex_lock(&m->hub->lock);
     const place *own = m->hub->places + m->rank;
@@ -120,10 +120,7 @@ static wherry_status look(member *m, bool sends) {
     return status;
 }
 
-/**
- * Writes a block with the sender's rank in front of it. @return false where there is no room in
- * time.
- */
+/** Writes a block after its sender's rank. @return false if there is no room in time. */
 static bool post(const place *to, int32_t from, const void *bytes, size_t size, int timeout_ms) {
     struct iovec parts[2] = {{&from, sizeof(from)}, {(void *)bytes, size}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
@@ -174,7 +171,7 @@ static wherry_status table_send(void *context, int32_t rank, const void *bytes, 
     return status;
 }
 
-/** A rank that has died since this was asked last, or -1. */
+/** @return a rank that has died since the last call, or -1. */
 static int32_t find_death(member *m) {
     int32_t found = -1;
     pthread_mutex_lock(&m->hub->lock);
@@ -187,7 +184,7 @@ static int32_t find_death(member *m) {
     return found;
 }
 
-/** Delivers what is there. @return how many blocks. */
+/** Delivers all waiting blocks. @return their number. */
 static int drain(member *m, wherry_group_deliver_fn deliver, void *sink) {
     static _Thread_local unsigned char space[CALLBACK_HUB_BLOCK_MAX + sizeof(int32_t)];
     int blocks = 0;
@@ -205,7 +202,9 @@ static wherry_status receive_blocks(member *m, uint32_t timeout_ms, wherry_group
     if (status != WHERRY_OK) {
         return status;
     }
-    /* Who was dead before the socket was seen empty has sent nothing that was not delivered. */
+    /*
+     * Look for deaths first: if the socket is then empty, all messages of the dead were delivered.
+     */
     int32_t dead = m->hub->options.flags & WHERRY_GROUP_OPS_DEATH ? find_death(m) : -1;
     if (drain(m, deliver, sink) > 0) {
         return WHERRY_OK;
@@ -231,7 +230,7 @@ static wherry_status table_receive(void *context, uint32_t timeout_ms, wherry_gr
     return status;
 }
 
-/* ---- blocks; the lock is held in all but the table's own functions ---- */
+/* ---- blocks; callers hold the lock, except for the functions of the table ---- */
 
 static bool meets(const operation *one, const operation *other) {
     return !one->over && !other->over && one->is_put != other->is_put && one->from == other->from &&
@@ -257,7 +256,7 @@ static void move_block(place *to, operation *put, operation *get) {
     to->moved++;
 }
 
-/** Moves what can be moved: the first that was put with the first that is to be got. */
+/** Moves blocks: each put goes to the first get that matches it. */
 static void move_blocks(callback_hub *hub) {
     for (operation *one = hub->operations; one; one = one->next) {
         place *to = hub->places + one->to;
@@ -341,13 +340,13 @@ static void forget(callback_hub *hub, operation *gone) {
         at = &(*at)->next;
     }
     if (!*at) {
-        die("an operation that is gone already");
+        die("an operation was finished or abandoned twice");
     }
     *at = gone->next;
     free(gone);
 }
 
-/** How an operation of a member stands. */
+/** @return the present status of an operation. */
 static wherry_status look_at(const member *m, const operation *what) {
     const place *own = m->hub->places + m->rank;
     const place *peer = m->hub->places + (what->is_put ? what->to : what->from);
@@ -379,7 +378,7 @@ static wherry_status table_finish(void *context, void *which, uint32_t timeout_m
     return status;
 }
 
-/** @return whether an operation that is abandoned keeps its memory; the table is closed then. */
+/** @return true if an abandoned operation keeps its memory. The table is then closed. */
 static bool cling(place *at, const operation *gone) {
     if (!at->clings || gone->is_put) {
         return false;
@@ -422,7 +421,7 @@ static bool table_abandon(void *context, void *which) {
     return released;
 }
 
-/** The present member of a rank is gone, and its memory with it; the lock is held. */
+/** Cuts off the present member of a rank and drops its memory. The caller holds the lock. */
 static void mark_dead(callback_hub *hub, place *at) {
     for (operation *one = hub->operations; one; one = one->next) {
         one->over = one->over || one->owner == at->present;
@@ -482,7 +481,7 @@ void callback_hub_kill(callback_hub *hub, int32_t rank) {
 
 void callback_hub_inject(callback_hub *hub, int32_t from, int32_t to, const void *bytes, size_t size) {
     if (!post(hub->places + to, from, bytes, size, 1000)) {
-        die("a block that nobody took");
+        die("a block was not taken in time");
     }
 }
 

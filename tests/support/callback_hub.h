@@ -21,7 +21,7 @@ typedef struct callback_hub_options {
      * The table has put, get, finish and abandon. A block moves once both sides have started it.
      */
     bool blocks;
-    uint64_t part_bytes; /**< Of the tables; with it they have put_runs too. */
+    uint64_t part_bytes; /**< part_bytes of the tables; if set, they also have put_runs. */
 } callback_hub_options;
 
 enum { CALLBACK_HUB_BLOCK_MAX = 64 << 10 };
@@ -31,7 +31,7 @@ enum { CALLBACK_HUB_ALL = WHERRY_GROUP_OPS_CONCURRENT | WHERRY_GROUP_OPS_DEATH }
 
 callback_hub *callback_hub_open(int32_t size, const callback_hub_options *options);
 
-/** Call it after all members have left. */
+/** All members must have left. */
 void callback_hub_close(callback_hub *hub);
 
 /**
@@ -40,7 +40,7 @@ void callback_hub_close(callback_hub *hub);
  */
 void *callback_hub_member(callback_hub *hub, int32_t rank, wherry_group_ops *ops_p);
 
-/** Lets a rank die. */
+/** Makes a rank die. */
 void callback_hub_kill(callback_hub *hub, int32_t rank);
 
 /** Sends a block to a rank on behalf of another. */
@@ -50,8 +50,8 @@ void callback_hub_inject(callback_hub *hub, int32_t from, int32_t to, const void
 void callback_hub_break(callback_hub *hub, int32_t rank, wherry_status send, wherry_status receive);
 
 /**
- * Makes a rank's put, get and finish return these statuses; WHERRY_OK: they work again. Unfinished
- * operations are lost.
+ * Makes a rank's put, get and finish return these statuses; WHERRY_OK: they work again. Operations
+ * in progress are lost.
  */
 void callback_hub_break_blocks(callback_hub *hub, int32_t rank, wherry_status put, wherry_status get,
                                wherry_status finish);

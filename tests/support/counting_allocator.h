@@ -8,7 +8,7 @@
 #include "base/alloc.h"
 
 typedef struct counting {
-    int64_t held;   /**< Blocks that are not released. */
+    int64_t held;   /**< Blocks not yet released. */
     uint64_t calls; /**< Calls that asked for memory. */
     /** The first call that fails, counted from 1; all later ones fail too. 0: none. */
     uint64_t fail;

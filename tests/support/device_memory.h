@@ -1,6 +1,6 @@
 /**
- * @file device_memory.h  Device memory in tests: allocating, filling and reading it, on a real
- * device or on the fake one.
+ * @file device_memory.h  Allocates, fills and reads device memory, on a real device or on the fake
+ * one.
  */
 #ifndef WH_TESTS_DEVICE_MEMORY_H
 #define WH_TESTS_DEVICE_MEMORY_H
@@ -9,7 +9,7 @@
 #include "support/build.h"
 #include "support/fake_driver.h"
 
-/** Host bytes to or from a device, or on it; waits until they are there. */
+/** Copies between host and device, in any direction. Returns when the copy is done. */
 static inline void device_copy(int32_t device, void *to, const void *from, size_t size) {
     wherry_error error;
     wh_cuda_queue *queue;
@@ -22,7 +22,7 @@ static inline void device_copy(int32_t device, void *to, const void *from, size_
     wh_cuda_queue_destroy(queue);
 }
 
-/** Memory of a device whose byte i is seed + 7 * i, as build_storage fills the host's. */
+/** A storage in device memory. Byte i is seed + 7 * i, as in build_storage. */
 static inline wherry_storage *build_device_storage(int32_t device, uint64_t nbytes, uint8_t seed) {
     wherry_error error;
     wherry_storage *host = build_storage(nbytes, seed);
@@ -36,12 +36,12 @@ static inline wherry_storage *build_device_storage(int32_t device, uint64_t nbyt
 }
 
 /**
- * Physical allocations of device 0 at addresses side by side, as an allocator makes them that lets
- * segments grow. A context of the device becomes current.
- * @return where they begin; NULL where the driver refuses.
+ * Maps `count` physical allocations of device 0 at adjacent addresses, as an allocator with
+ * expandable segments does. Makes a context of the device current.
+ * @return the first address; NULL if the driver refuses.
  */
 static inline void *map_device_pieces(size_t piece, size_t count) {
-    struct properties { /* as the driver has them */
+    struct properties { /* the driver's layout */
         int type;
         int handle_types;
         int location_type;

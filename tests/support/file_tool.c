@@ -1,9 +1,12 @@
 /*
- * Checkpoint files, for tests in Python: file_tool list FILE          one line per tensor: path,
- * dtype, shape, strides, bytes; then the metadata file_tool convert FILE OUT   writes the state of
- * FILE to OUT file_tool verify FILE        opens it and compares its digests file_tool open FILE
- * opens it and prints the peak memory of this process, in KiB On failure it prints "STATUS OFFSET
- * PATH MESSAGE" to standard error and exits with 1.
+ * Reads and writes checkpoint files, for tests in Python:
+ *
+ *   file_tool list FILE         path, dtype, shape, strides and bytes per tensor; then metadata
+ *   file_tool convert FILE OUT  writes the state of FILE to OUT
+ *   file_tool verify FILE       opens FILE and compares its digests
+ *   file_tool open FILE         opens FILE and prints the peak memory of this process, in KiB
+ *
+ * On failure it prints "STATUS OFFSET PATH MESSAGE" to standard error and exits with status 1.
  */
 #include <inttypes.h>
 #include <stdio.h>

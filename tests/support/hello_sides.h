@@ -1,6 +1,6 @@
 /**
- * @file hello_sides.h  Machines of group/hello.h that talk to each other through byte buffers, and
- * a peer written by hand.
+ * @file hello_sides.h  State machines of group/hello.h that exchange bytes through buffers, and a
+ * peer that sends frames built by hand.
  */
 #ifndef TEST_HELLO_SIDES_H
 #define TEST_HELLO_SIDES_H
@@ -14,7 +14,7 @@
 enum { HEADER = 5, MAC = 32, ROOM = 2048, UNCUT = 1 << 20, SECRET_SIZE = 21 };
 enum { HELLO = 1, PROOF = 2, ACCEPT = 3, REFUSE = 4 };
 
-/* Where the fields of a HELLO frame begin. */
+/* Offsets of the fields of a HELLO frame. */
 enum {
     AT_MAGIC = 5,
     AT_VERSION = 9,
@@ -31,14 +31,14 @@ enum {
 
 static const char secret[] = "the tide turns at six";
 
-/** A machine, and what became of it. */
+/** A state machine and its result. */
 typedef struct side {
     wh_hello *machine;
     wherry_status status;
     wherry_error error;
-    uint8_t heard[ROOM]; /* all that the other side sent */
+    uint8_t heard[ROOM]; /* all bytes from the other side */
     size_t heard_size;
-    size_t flip_at; /* this bit of what it hears is flipped on the way; SIZE_MAX: none */
+    size_t flip_at; /* number of the received bit to flip; SIZE_MAX: none */
 } side;
 
 static inline wh_hello_config config_of(uint32_t rank) {
@@ -60,13 +60,19 @@ static inline void begin(side *s, const wh_hello_config *config, bool dialled) {
     must(wh_hello_create(config, dialled, &s->machine, NULL));
 }
 
+/** Begins both sides; the left one connects. */
+static inline void begin_both(side *left, const wh_hello_config *a, side *right, const wh_hello_config *b) {
+    begin(left, a, true);
+    begin(right, b, false);
+}
+
 static inline void finish(side *a, side *b) {
     wh_hello_destroy(a->machine);
     wh_hello_destroy(b->machine);
 }
 
 /**
- * Feeds bytes and keeps the first failure; what comes after it is lost, as on a closed connection.
+ * Feeds bytes and records the first failure. Later bytes are dropped, as on a closed connection.
  */
 static inline void feed(side *s, const uint8_t *bytes, size_t size) {
     size_t consumed = SIZE_MAX;
@@ -80,8 +86,8 @@ static inline void feed(side *s, const uint8_t *bytes, size_t size) {
 }
 
 /**
- * Carries what one has to say to the other, in pieces of `piece` bytes, and with a border after
- * `cut` bytes in all.
+ * Delivers the pending output of one side to the other, in pieces of `piece` bytes. One piece
+ * always ends `cut` bytes after the start.
  */
 static inline size_t carry(side *from, side *to, size_t piece, size_t cut) {
     const uint8_t *bytes;
@@ -114,7 +120,7 @@ static inline bool done(const side *s) {
     return wh_hello_state_of(s->machine) == WH_HELLO_DONE;
 }
 
-/** What is waiting to be sent ends with a REFUSE for this reason, which the machine reports too. */
+/** The last frame to be sent is a REFUSE for this reason, and the machine reports the same one. */
 static inline void assert_refuses(const wh_hello *machine, wh_refusal refusal) {
     const uint8_t *bytes;
     size_t size;
@@ -148,7 +154,7 @@ static inline void assert_knows(const side *s, const wh_hello_config *peer, wh_h
     assert_string_equal(fields->address, peer->address);
 }
 
-/* ---- a peer written by hand from the text of hello.h ---- */
+/* ---- a peer whose frames are built by hand, from the text of hello.h ---- */
 
 typedef struct script {
     uint8_t bytes[WH_HELLO_FRAME_MAX + ROOM];
@@ -173,7 +179,7 @@ static inline void add_frame(script *s, int type, const void *body, size_t size)
     add_bytes(s, body, size);
 }
 
-/** The size of a frame that is alone in the script becomes what it is. */
+/** Corrects the size field of the only frame in the script. */
 static inline void set_size(script *s) {
     size_t size = s->size;
     s->size = 0;
@@ -203,7 +209,7 @@ static inline script hand_hello(void) {
     return s;
 }
 
-/** A PROOF by somebody who knows the secret. */
+/** The PROOF of a peer that knows the secret. */
 static inline void hand_proof(int role, const script *own, const uint8_t *other, size_t other_size,
                               uint8_t proof[MAC]) {
     script text = {0};
@@ -214,8 +220,8 @@ static inline void hand_proof(int role, const script *own, const uint8_t *other,
 }
 
 /**
- * A fresh dialling machine of rank 0 gets the frame. @return its status; the machine stays the
- * caller's.
+ * Gives the frame to a new machine: rank 0, the side that connects. @return its status. The caller
+ * frees the machine.
  */
 static inline wherry_status give(side *left, const script *s) {
     wh_hello_config config = config_of(0);
@@ -224,7 +230,7 @@ static inline wherry_status give(side *left, const script *s) {
     return left->status;
 }
 
-/** The same, where it has to fail. */
+/** As give, but the machine must fail. */
 static inline void assert_rejected(const script *s, wherry_status status, wh_refusal refusal) {
     side left;
     assert_int_equal(give(&left, s), status);

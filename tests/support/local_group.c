@@ -20,7 +20,7 @@ typedef struct local_group {
 
 struct wh_local_hub {
     pthread_mutex_t lock;
-    size_t users; /**< Members, and whoever created it. */
+    size_t users; /**< One per member, and one for the creator. */
     uint64_t incarnations;
     int32_t size;
     local_group *members[]; /**< The present member of each rank, or NULL. */
@@ -65,7 +65,7 @@ static wherry_status local_send(wh_group *group, int32_t rank, uint64_t tag, con
     return status == WHERRY_OK ? status : wh_fail_rank(error, rank, status);
 }
 
-/** A pair of sockets: lanes over channels can be tested within one process. */
+/** The channel is a socket pair, so lanes over channels can be tested within one process. */
 static wherry_status local_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline,
                                    const wh_stop *stop, int *channel_p, wherry_error *error) {
     (void)deadline;

@@ -16,9 +16,9 @@
 #include "group/sockets/sockets.h"
 
 typedef struct wh_test_meeting {
-    char folder[64]; /**< Unix. */
+    char folder[64]; /**< Folder of the Unix socket. */
     int port;        /**< TCP; 0: Unix. */
-    bool near;       /**< TCP: used for meeting only. */
+    bool near;       /**< TCP only for meeting; then Unix sockets. */
 } wh_test_meeting;
 
 static inline int wh_test_open_unix(void **state) {
@@ -29,7 +29,7 @@ static inline int wh_test_open_unix(void **state) {
     return mkdtemp(meeting->folder) ? 0 : -1;
 }
 
-/** A port that the system chose and that is free again. */
+/** The system chose this port. It is free again. */
 static inline int wh_test_open_tcp(void **state) {
     wh_test_meeting *meeting = calloc(1, sizeof(*meeting));
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};

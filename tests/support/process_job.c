@@ -1,5 +1,4 @@
 #include "support/process_job.h"
-#include "support/asleep.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -187,7 +186,7 @@ void job_announce(job_rank *self, int flag) {
 void job_await(job_rank *self, int flag) {
     uint64_t limit = wh_clock_now() + JOB_MS * UINT64_C(1000000);
     while (!atomic_load(self->job->flags + flag)) {
-        job_check(self, wh_clock_now() < limit, "waited in vain for flag %d", flag);
+        job_check(self, wh_clock_now() < limit, "timed out waiting for flag %d", flag);
         usleep(500);
     }
 }
@@ -195,7 +194,7 @@ void job_await(job_rank *self, int flag) {
 void job_await_signal(job_rank *self) {
     uint64_t limit = wh_clock_now() + JOB_MS * UINT64_C(1000000);
     while (!atomic_load(&self->job->signalled_at)) {
-        job_check(self, wh_clock_now() < limit, "the point is never passed");
+        job_check(self, wh_clock_now() < limit, "timed out waiting for the signal: no rank passed the point");
         usleep(500);
     }
 }
@@ -230,7 +229,7 @@ static void pass(const char *name) {
         raise(plan.signal);
     } else {
         kill(atomic_load(armed_job->pids + plan.victim), plan.signal);
-        usleep(5000); /* so that it is dead or stopped when this one continues */
+        wh_await_halted(atomic_load(armed_job->pids + plan.victim));
     }
 }
 
@@ -344,13 +343,13 @@ void job_check_report(job_rank *self, const wherry_report *report, const wherry_
         size_t bytes;
         const char *name = job_tensor(i, &offset, &bytes);
         int state = report ? state_of(report, name) : WHERRY_TENSOR_UNTOUCHED;
-        job_check(self, state >= 0, "the report does not have %s once", name);
+        job_check(self, state >= 0, "the report does not list %s exactly once", name);
         bool same = memcmp(target->memory + offset, before->memory + offset, bytes) == 0;
-        job_check(self, same || state != WHERRY_TENSOR_UNTOUCHED, "%s was touched, and %s: %s", name,
-                  report ? "the report says not" : "there is no report", error->message);
+        job_check(self, same || state != WHERRY_TENSOR_UNTOUCHED, "%s was written to, but %s: %s", name,
+                  report ? "the report says it was not" : "there is no report", error->message);
         bool right = !source || memcmp(target->memory + offset, source->memory + offset, bytes) == 0;
-        job_check(self, right || state != WHERRY_TENSOR_COMPLETE, "%s is not complete, and the report says so: %s",
-                  name, error->message);
+        job_check(self, right || state != WHERRY_TENSOR_COMPLETE,
+                  "the report says that %s is complete, but it is not: %s", name, error->message);
     }
     if (report) {
         snprintf(figures, sizeof(figures), "%zu tensors complete, %zu half written",
@@ -362,12 +361,11 @@ void job_check_report(job_rank *self, const wherry_report *report, const wherry_
 
 bool job_may_fork(void) {
     if (JOB_THREAD_SANITIZER) {
-        fprintf(stderr,
-                "# forks are not tried: the thread sanitizer has no threads in the child of a process with some\n");
+        fprintf(stderr, "# forks are not tested: under TSan, the child of a process with threads cannot start any\n");
         return false;
     }
     if (JOB_ADDRESS_SANITIZER && !JOB_ADDRESS_SANITIZER_FORKS) {
-        fprintf(stderr, "# forks are not tried: this compiler's address sanitizer forgets its allocator's locks\n");
+        fprintf(stderr, "# forks are not tested: with this compiler, ASan's locks may hang the child\n");
         return false;
     }
     return true;

@@ -1,5 +1,6 @@
 /**
- * @file random_range.h  Random views for the tests of src/range, and what they cover, byte by byte.
+ * @file random_range.h  Random views for the tests of src/range, and simple byte-by-byte models of
+ * what they cover.
  */
 #ifndef TEST_RANDOM_RANGE_H
 #define TEST_RANDOM_RANGE_H
@@ -10,7 +11,7 @@
 #include "range/copy.h"
 #include "range/extent.h"
 
-/** Numbers that follow from a seed alone, which a test prints where it fails. */
+/** Pseudorandom numbers from a seed. A failing test prints the seed. */
 typedef struct dice {
     uint64_t state;
 } dice;
@@ -26,7 +27,7 @@ static inline uint64_t roll(dice *d) {
     return mix(d->state);
 }
 
-/** 0 to count - 1; 0 where count is 0. */
+/** 0 to count - 1; 0 if count is 0. */
 static inline uint64_t below(dice *d, uint64_t count) {
     return count ? roll(d) % count : 0;
 }
@@ -39,8 +40,8 @@ static inline int64_t between(dice *d, int64_t least, int64_t most) {
 enum { RANDOM_NDIM_MAX = 5 };
 
 /**
- * A view with room for its numbers; view.shape and view.strides point into it, so it is not to be
- * copied.
+ * A view and its shape and strides. view.shape and view.strides point into this struct, so do not
+ * copy it.
  */
 typedef struct random_view {
     wh_view view;
@@ -56,7 +57,7 @@ static inline uint64_t view_elements(const wh_view *view) {
     return count;
 }
 
-/** Where element `number` begins, the last dimension fastest. */
+/** Offset of element `number` in row-major order. */
 static inline uint64_t view_element(const wh_view *view, uint64_t number) {
     uint64_t at = view->offset;
     for (uint32_t i = view->ndim; i-- > 0;) {
@@ -67,7 +68,7 @@ static inline uint64_t view_element(const wh_view *view, uint64_t number) {
     return at;
 }
 
-/** From the view's offset to behind its last byte; no dimension is of size 0. */
+/** Bytes from the view's offset to the end of its last element. No dimension may have size 0. */
 static inline uint64_t view_span(const wh_view *view) {
     uint64_t span = view->item;
     for (uint32_t i = 0; i < view->ndim; i++) {
@@ -77,8 +78,8 @@ static inline uint64_t view_span(const wh_view *view) {
 }
 
 /**
- * Strides of a tensor of this shape in an order of its dimensions, with up to `padding` elements
- * more at each.
+ * Strides that do not overlap, for a random order of the dimensions, with up to `padding` extra
+ * elements per dimension.
  */
 static inline void random_dense_strides(dice *d, uint32_t ndim, const int64_t *shape, int64_t padding,
                                         int64_t *strides) {
@@ -101,7 +102,7 @@ static inline void random_dense_strides(dice *d, uint32_t ndim, const int64_t *s
 }
 
 /**
- * Contiguous, permuted, cut out of something larger, expanded, or with strides that make elements
+ * Strides that are contiguous, permuted, padded, expanded (0), or arbitrary, so that elements may
  * overlap.
  */
 static inline void random_strides(dice *d, uint32_t ndim, const int64_t *shape, int64_t *strides) {
@@ -125,7 +126,7 @@ static inline void random_strides(dice *d, uint32_t ndim, const int64_t *shape, 
     }
 }
 
-/** A view of a storage of `limit` bytes; one in thirty has no elements. */
+/** A view of a storage of `limit` bytes. About one in thirty has no elements. */
 static inline void random_view_make(dice *d, uint64_t limit, random_view *result) {
     static const uint32_t items[] = {1, 1, 2, 4, 8, 16};
     wh_view *view = &result->view;
@@ -157,7 +158,7 @@ static inline void view_mark(const wh_view *view, uint32_t *marks) {
     }
 }
 
-/** Number of runs, and where one begins, written a second time without looking at src/range. */
+/** Number of runs, and the offset of one: a second implementation, independent of src/range. */
 static inline uint64_t slow_runs(const wherry_extent *extent) {
     uint64_t runs = 1;
     for (uint32_t i = 0; i < extent->level_count; i++) {
@@ -188,7 +189,7 @@ static inline void extent_mark(const wherry_extent *extent, uint32_t *marks) {
     }
 }
 
-/** Whether it is what range/extent.h calls normal. */
+/** True if the extent is normal, as range/extent.h defines it. */
 static inline bool extent_is_normal(const wherry_extent *extent) {
     uint64_t span = extent->length;
     for (uint32_t i = extent->level_count; i-- > 0;) {
@@ -200,7 +201,7 @@ static inline bool extent_is_normal(const wherry_extent *extent) {
     return extent->length > 0 && (extent->level_count == 0) == (extent->levels == NULL);
 }
 
-/** The longest row of bytes within a run of the extent that wanted[] does not mark. */
+/** The length of the longest part of a run that wanted[] does not mark. */
 static inline uint64_t longest_gap(const wherry_extent *extent, const uint32_t *wanted) {
     uint64_t longest = 0;
     uint64_t runs = slow_runs(extent);
@@ -216,8 +217,8 @@ static inline uint64_t longest_gap(const wherry_extent *extent, const uint32_t *
 }
 
 /**
- * What was copied, in any order: how many bytes, and a sum over the pairs of where from and where
- * to.
+ * A summary of copied bytes that does not depend on their order: their number, and a sum of hashes
+ * of all (from, to) pairs.
  */
 typedef struct pairs {
     uint64_t count;
@@ -239,22 +240,33 @@ static inline int pairs_visit(void *context, const wh_copy_runs *runs) {
     return 0;
 }
 
-/** The pairs of a copy that read from [begin, end), by its levels, one byte after the other. */
-static inline pairs pairs_of_copy(const wh_copy *copy, uint64_t begin, uint64_t end) {
-    pairs result = {0, 0};
+static inline uint64_t slow_copy_runs(const wh_copy *copy) {
     uint64_t runs = 1;
     for (uint32_t i = 0; i < copy->level_count; i++) {
         runs *= copy->levels[i].count;
     }
+    return runs;
+}
+
+/** Where run number `run` of a copy reads from and writes to. */
+static inline void slow_copy_run(const wh_copy *copy, uint64_t run, uint64_t *from_p, uint64_t *to_p) {
+    *from_p = copy->from;
+    *to_p = copy->to;
+    for (uint32_t i = 0; i < copy->level_count; i++) {
+        *from_p += run % copy->levels[i].count * copy->levels[i].from_step;
+        *to_p += run % copy->levels[i].count * copy->levels[i].to_step;
+        run /= copy->levels[i].count;
+    }
+}
+
+/** The pairs of a copy that read from [begin, end), computed byte by byte from its levels. */
+static inline pairs pairs_of_copy(const wh_copy *copy, uint64_t begin, uint64_t end) {
+    pairs result = {0, 0};
+    uint64_t runs = slow_copy_runs(copy);
     for (uint64_t run = 0; run < runs; run++) {
-        uint64_t from = copy->from;
-        uint64_t to = copy->to;
-        uint64_t rest = run;
-        for (uint32_t i = 0; i < copy->level_count; i++) {
-            from += rest % copy->levels[i].count * copy->levels[i].from_step;
-            to += rest % copy->levels[i].count * copy->levels[i].to_step;
-            rest /= copy->levels[i].count;
-        }
+        uint64_t from;
+        uint64_t to;
+        slow_copy_run(copy, run, &from, &to);
         for (uint64_t b = 0; b < copy->length; b++) {
             if (from + b >= begin && from + b < end) {
                 pairs_add(&result, from + b, to + b);
@@ -264,10 +276,7 @@ static inline pairs pairs_of_copy(const wh_copy *copy, uint64_t begin, uint64_t 
     return result;
 }
 
-/**
- * The pairs that a loop over the elements of two views copies, of those that read from [begin,
- * end).
- */
+/** The pairs that read from [begin, end) when one view is copied to another element by element. */
 static inline pairs pairs_of_views(const wh_view *from, const wh_view *to, uint64_t begin, uint64_t end) {
     pairs result = {0, 0};
     uint64_t count = view_elements(from);

@@ -1,6 +1,6 @@
 /**
- * @file random_space.h  Random spaces for the tests of src/range, and what lies at each position of
- * them.
+ * @file random_space.h  Random spaces for the tests of src/range, with a list of the byte at each
+ * position.
  */
 #ifndef TEST_RANDOM_SPACE_H
 #define TEST_RANDOM_SPACE_H
@@ -11,17 +11,14 @@
 
 enum { SPACE_STORAGE = 512, SPACE_STORAGES_MAX = 4, SPACE_BYTES_MAX = 4 * SPACE_STORAGE };
 
-/** A byte of a storage, and where the run begins that it is a part of. */
+/** A byte of a storage, and the start of the run that contains it. */
 typedef struct place {
     size_t storage;
     uint64_t byte;
     uint64_t run;
 } place;
 
-/**
- * A space of up to four storages, each of up to four views, some with none; and its positions one
- * by one.
- */
+/** A space of up to four storages with up to four views each, and the byte at each position. */
 typedef struct random_space {
     wh_space space;
     place places[SPACE_BYTES_MAX];
@@ -45,7 +42,9 @@ static inline void random_space_list(random_space *result) {
     }
 }
 
-/** @return false where there was no memory. Otherwise wh_space_destroy(&result->space). */
+/**
+ * @return false if out of memory. On success, the caller calls wh_space_destroy(&result->space).
+ */
 static inline bool random_space_make(dice *d, random_space *result) {
     result->space = (wh_space){.chunk_bytes = UINT64_C(32) << below(d, 4)};
     bool ok = true;

@@ -54,10 +54,7 @@ uint64_t wh_tensor_needs(const wherry_tensor *tensor) {
     return (last + 1) * wherry_dtype_describe(tensor->dtype)->bytes;
 }
 
-/**
- * Strides of a tensor whose dimensions lie in random order, each with some room behind it: nothing
- * overlaps.
- */
+/** Strides for a random order of the dimensions, with random padding. Elements do not overlap. */
 static void loose_strides(wh_random *random, uint32_t ndim, const int64_t *shape, int64_t *strides) {
     uint32_t order[WHERRY_NDIM_MAX] = {0};
     for (uint32_t i = 0; i < ndim; i++) {
@@ -86,7 +83,7 @@ static void random_strides(wh_random *random, uint32_t ndim, const int64_t *shap
     }
 }
 
-/** Storages that tensors made later may share. */
+/** Storages that later tensors may share. */
 typedef struct pool {
     wherry_storage *storages[8];
     size_t count;

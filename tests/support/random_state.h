@@ -25,24 +25,23 @@ wherry_value *wh_random_state(wh_random *random);
 /** A storage of random bytes. */
 wherry_storage *wh_random_storage(wh_random *random, uint64_t nbytes);
 
-/** A shape of at most max_ndim dimensions of few elements. @return the number of dimensions. */
+/** A small shape of at most max_ndim dimensions. @return the number of dimensions. */
 uint32_t wh_random_shape(wh_random *random, uint32_t max_ndim, int64_t *shape);
 
-/** Bytes that a tensor of that geometry needs of its storage. */
+/** The least size of a storage that can hold this tensor, in bytes. */
 uint64_t wh_tensor_needs(const wherry_tensor *tensor);
 
 /**
- * A state of the same containers and leaves as `source`, with tensors of the same dtype and shape
- * over memory of its own.
- * @param alike  each storage is cloned, so that views, strides and sharing stay as they are;
- * otherwise every tensor has a storage of its own, with strides and offset of its own and gaps in
- * between.
+ * A state with the same containers and leaves as `source`. Its tensors have the same dtype and
+ * shape, but their own memory.
+ * @param alike  nonzero: clones each storage, so that views, strides and sharing stay the same. 0:
+ * each tensor gets its own storage, with random strides, offset and gaps.
  */
 wherry_value *wh_random_target(wh_random *random, const wherry_value *source, int alike);
 
 /**
- * A copy of a state, over the same storages, that lacks some of its entries: any of a dict, the
- * last ones of a sequence. A container that has lost all of them may become one of another kind.
+ * A copy of a state, over the same storages, without some of its entries: any entries of a dict, or
+ * the last ones of a sequence. An empty container may change its kind.
  */
 wherry_value *wh_random_thinned(wh_random *random, const wherry_value *state);
 

@@ -24,7 +24,7 @@ static inline scratch scratch_open(void) {
     return folder;
 }
 
-/** The path of a file in it; valid for the next 7 calls. */
+/** The path of a file in the folder. Valid until the 8th call after this one. */
 static inline const char *scratch_file(const scratch *folder, const char *name) {
     static char paths[8][512];
     static unsigned next;
@@ -33,7 +33,7 @@ static inline const char *scratch_file(const scratch *folder, const char *name) 
     return path;
 }
 
-/** Number of files in it, including hidden ones. */
+/** Number of files in the folder, including hidden ones. */
 static inline size_t scratch_count(const scratch *folder) {
     size_t count = 0;
     DIR *entries = opendir(folder->path);

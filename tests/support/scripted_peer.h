@@ -1,8 +1,8 @@
 /**
- * @file scripted_peer.h  A rank that sends any message that a test tells it to: out of order, cut
- * off, with any bytes.
+ * @file scripted_peer.h  A rank that sends whatever a test tells it to: messages out of order,
+ * truncated, or with arbitrary bytes.
  *
- * It is a member of a group in which other ranks have real transports. All waits have a limit.
+ * The other ranks of its group have real transports. All waits have a limit.
  */
 #ifndef WH_TESTS_SCRIPTED_PEER_H
 #define WH_TESTS_SCRIPTED_PEER_H
@@ -15,19 +15,20 @@
 #include "conformance/transfer_world.h"
 #include "group/channel.h"
 #include "group/mailbox.h"
+#include "transfer/message.h"
 
 enum { SCRIPT_MS = 5000 };
 
 typedef struct scripted {
     wh_group *group;
     int32_t peer;
-    uint64_t want_tag; /**< The number of the transports. */
-    uint64_t own;      /**< The tag that it listens on. */
+    uint64_t want_tag; /**< The tag on which transports listen for a WANT. */
+    uint64_t own;      /**< The tag that this rank listens on. */
     uint64_t there;    /**< The tag that the peer listens on. */
     wh_inbox *inbox;
-    wh_message message; /**< The last message taken; `note` points into it. */
+    wh_message message; /**< The last received message; `note` points into it. */
     wh_note note;
-    int channel;              /**< A channel of the lane `stream`; -1: none. */
+    int channel;              /**< A channel of the stream lane; -1: none. */
     wh_message offer_message; /**< As a receiver: the OFFER; `offer` points into it. */
     wh_note offer;
 } scripted;
@@ -82,7 +83,10 @@ static inline bool script_take(scripted *s, int64_t ms) {
         if (wh_inbox_take(s->inbox, deadline, &s->message, NULL) != WHERRY_OK) {
             return false;
         }
-        if (s->message.kind == WH_MESSAGE_CHANNEL && s->channel < 0) {
+        if (s->message.kind == WH_MESSAGE_CHANNEL) {
+            if (s->channel >= 0) {
+                close(s->channel); /* of the session before */
+            }
             s->channel = s->message.channel;
             s->message.channel = -1;
         }
@@ -93,9 +97,11 @@ static inline bool script_take(scripted *s, int64_t ms) {
 /** The next message must have this type. */
 static inline void script_expect(scripted *s, wh_message_type type) {
     bool came = script_take(s, SCRIPT_MS);
-    if (!came || s->note.type != type) {
-        fail_msg("type %d was expected, and %s %d came", (int)type, came ? "type" : "nothing, or nothing readable,",
-                 came ? (int)s->note.type : 0);
+    if (!came) {
+        fail_msg("expected a message of type %d, but none came, or a malformed one", (int)type);
+    }
+    if (s->note.type != type) {
+        fail_msg("expected a message of type %d, but got type %d", (int)type, (int)s->note.type);
     }
 }
 
@@ -113,7 +119,7 @@ static inline void script_ask(scripted *s) {
     s->there = s->offer.id;
 }
 
-/** Opens a channel, for a plan of the lane stream with the request "\1\1". */
+/** Opens a channel, for a plan of the stream lane with the request "\1\1". */
 static inline void script_open_channel(scripted *s) {
     must(wh_group_connect(s->group, s->peer, s->there, wh_deadline_in_ms(SCRIPT_MS), NULL, &s->channel, NULL));
 }
@@ -123,7 +129,7 @@ static inline void script_plan(scripted *s, const char *lane, wh_bytes request, 
                                size_t count) {
     wh_string list = {0};
     wh_intervals_encode(intervals, count, &list);
-    wh_note plan = {.type = WH_PLAN, .lane = text_bytes(lane), .request = request, .bytes = 1};
+    wh_note plan = {.type = WH_PLAN, .session = 1, .lane = text_bytes(lane), .request = request, .last = 1, .bytes = 1};
     plan.intervals = (wh_bytes){list.bytes, list.size};
     script_say(s, &plan);
     wh_free(list.bytes);

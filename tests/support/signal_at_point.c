@@ -1,8 +1,8 @@
 /*
  * Linked into a copy of the command, for tests in Python: with WHERRY_TEST_SIGNAL="COUNT SIGNAL
  * POINT", the process gets the signal when it passes a point (base/point.h) for the COUNT-th time.
- * It prints "signalled" to standard error first. If the signal does not end it, it is slow at that
- * point from then on, so that it handles the signal before it could finish.
+ * It prints "signalled" to standard error first. If the process survives, it sleeps briefly at each
+ * later pass of that point, so that it handles the signal before it finishes.
  */
 #include <signal.h>
 #include <stdatomic.h>

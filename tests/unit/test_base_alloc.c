@@ -7,39 +7,25 @@
 
 #include <cmocka.h>
 
-#include "../support/counting_allocator.h"
+#include "../support/counting_fixture.h"
 #include "base/alloc.h"
 
-static counting count;
-
-static int begin(void **state) {
-    (void)state;
-    counting_begin(&count);
-    return 0;
-}
-
-static int end(void **state) {
-    (void)state;
-    wherry_allocator_set(NULL);
-    return count.held != 0 || count.wrong != 0;
-}
-
-static void test_replaced(void **state) {
+static void test_replaced_allocator_is_used(void **state) {
     (void)state;
     void *memory = wh_alloc(10);
     assert_non_null(memory);
-    assert_int_equal(count.held, 1);
-    assert_int_equal(count.last, 10);
+    assert_int_equal(counted.held, 1);
+    assert_int_equal(counted.last, 10);
     wh_free(memory);
-    assert_int_equal(count.held, 0);
+    assert_int_equal(counted.held, 0);
     wherry_allocator_set(NULL);
     memory = wh_alloc(10);
     assert_non_null(memory);
-    assert_int_equal(count.calls, 1);
+    assert_int_equal(counted.calls, 1);
     wh_free(memory);
 }
 
-static void test_copied_table(void **state) {
+static void test_allocator_table_is_copied(void **state) {
     (void)state;
     counting other = {0};
     wherry_allocator table = {counting_allocate, counting_reallocate, counting_release, &other};
@@ -52,11 +38,11 @@ static void test_copied_table(void **state) {
     assert_int_equal(other.held, 0);
 }
 
-static void test_nothing(void **state) {
+static void test_empty_allocations_succeed(void **state) {
     (void)state;
     void *memory = wh_alloc(0);
     assert_non_null(memory);
-    assert_int_equal(count.last, 1);
+    assert_int_equal(counted.last, 1);
     wh_free(memory);
     memory = wh_alloc_array(0, 8);
     assert_non_null(memory);
@@ -66,32 +52,32 @@ static void test_nothing(void **state) {
     wh_free(memory);
     wh_free(NULL);
     wherry_free(NULL);
-    assert_int_equal(count.wrong, 0);
+    assert_int_equal(counted.wrong, 0);
 }
 
-static void test_no_memory(void **state) {
+static void test_failure_returns_NULL(void **state) {
     (void)state;
-    count.fail = 1;
+    counted.fail = 1;
     assert_null(wh_alloc(1));
     assert_null(wh_alloc_array(1, 1));
     assert_null(wh_alloc_zeroed(1, 1));
     assert_null(wh_copy_text("x", 1));
 }
 
-static void test_overflow(void **state) {
+static void test_sizes_that_overflow_fail(void **state) {
     (void)state;
     assert_null(wh_alloc_array(SIZE_MAX / 2 + 1, 2));
     assert_null(wh_alloc_zeroed(SIZE_MAX / 8 + 1, 8));
     assert_null(wh_alloc_array(SIZE_MAX, SIZE_MAX));
     assert_null(wh_copy_text("x", SIZE_MAX));
-    assert_int_equal(count.calls, 0);
+    assert_int_equal(counted.calls, 0);
 }
 
-static void test_arrays(void **state) {
+static void test_allocates_arrays(void **state) {
     (void)state;
     uint64_t *numbers = wh_alloc_array(7, sizeof(*numbers));
     assert_non_null(numbers);
-    assert_int_equal(count.last, 7 * sizeof(*numbers));
+    assert_int_equal(counted.last, 7 * sizeof(*numbers));
     memset(numbers, 0xFF, 7 * sizeof(*numbers));
     wh_free(numbers);
     for (size_t size = 1; size < 3000; size *= 3) {
@@ -107,12 +93,12 @@ static void test_arrays(void **state) {
     }
 }
 
-static void test_copy_of_text(void **state) {
+static void test_copies_text(void **state) {
     (void)state;
     char *copy = wh_copy_text("a\0bcd", 4);
     assert_non_null(copy);
     assert_memory_equal(copy, "a\0bc", 5);
-    assert_int_equal(count.last, 5);
+    assert_int_equal(counted.last, 5);
     wh_free(copy);
     copy = wh_copy_text(NULL, 0);
     assert_non_null(copy);
@@ -120,7 +106,7 @@ static void test_copy_of_text(void **state) {
     wh_free(copy);
 }
 
-static void test_grow(void **state) {
+static void test_grow_keeps_the_content(void **state) {
     (void)state;
     uint32_t *items = NULL;
     size_t capacity = 0;
@@ -134,15 +120,15 @@ static void test_grow(void **state) {
         items[n] = n * 7;
     }
     assert_true(moves <= 14);
-    assert_int_equal(count.calls, moves);
-    assert_int_equal(count.last, capacity * sizeof(*items));
+    assert_int_equal(counted.calls, moves);
+    assert_int_equal(counted.last, capacity * sizeof(*items));
     for (uint32_t n = 0; n < 10000; n++) {
         assert_int_equal(items[n], n * 7);
     }
     wh_free(items);
 }
 
-static void test_grow_by_many(void **state) {
+static void test_grows_by_many(void **state) {
     (void)state;
     char *items = NULL;
     size_t capacity = 0;
@@ -166,8 +152,8 @@ static void test_grow_that_fails_changes_nothing(void **state) {
     assert_false(wh_grow((void **)&items, &capacity, SIZE_MAX, sizeof(*items)));
     assert_false(wh_grow((void **)&items, &capacity, SIZE_MAX / 2 + 1, sizeof(*items)));
     assert_false(wh_grow((void **)&items, &capacity, SIZE_MAX / 8, sizeof(*items)));
-    assert_int_equal(count.calls, 1);
-    count.fail = 1;
+    assert_int_equal(counted.calls, 1);
+    counted.fail = 1;
     assert_false(WH_GROW(items, capacity, before));
     assert_ptr_equal(items, place);
     assert_int_equal(capacity, before);
@@ -175,7 +161,7 @@ static void test_grow_that_fails_changes_nothing(void **state) {
     wh_free(items);
 }
 
-static void test_reserve(void **state) {
+static void test_reserves_room(void **state) {
     (void)state;
     uint64_t *items = NULL;
     size_t capacity = 0;
@@ -183,34 +169,32 @@ static void test_reserve(void **state) {
     assert_null(items);
     assert_true(WH_RESERVE(items, capacity, 5));
     assert_int_equal(capacity, 5);
-    assert_int_equal(count.last, 5 * sizeof(*items));
+    assert_int_equal(counted.last, 5 * sizeof(*items));
     items[4] = 42;
     assert_true(WH_RESERVE(items, capacity, 5));
     assert_true(WH_RESERVE(items, capacity, 3));
-    assert_int_equal(count.calls, 1);
+    assert_int_equal(counted.calls, 1);
     assert_false(WH_RESERVE(items, capacity, SIZE_MAX / 8 + 1));
-    count.fail = 1;
+    counted.fail = 1;
     assert_false(WH_RESERVE(items, capacity, 6));
     assert_int_equal(capacity, 5);
     assert_int_equal(items[4], 42);
     wh_free(items);
 }
 
-#define HELD_TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        HELD_TEST(test_replaced),
-        HELD_TEST(test_copied_table),
-        HELD_TEST(test_nothing),
-        HELD_TEST(test_no_memory),
-        HELD_TEST(test_overflow),
-        HELD_TEST(test_arrays),
-        HELD_TEST(test_copy_of_text),
-        HELD_TEST(test_reserve),
-        HELD_TEST(test_grow),
-        HELD_TEST(test_grow_by_many),
-        HELD_TEST(test_grow_that_fails_changes_nothing),
+        counted_test(test_replaced_allocator_is_used),
+        counted_test(test_allocator_table_is_copied),
+        counted_test(test_empty_allocations_succeed),
+        counted_test(test_failure_returns_NULL),
+        counted_test(test_sizes_that_overflow_fail),
+        counted_test(test_allocates_arrays),
+        counted_test(test_copies_text),
+        counted_test(test_reserves_room),
+        counted_test(test_grow_keeps_the_content),
+        counted_test(test_grows_by_many),
+        counted_test(test_grow_that_fails_changes_nothing),
     };
     return cmocka_run_group_tests_name("base_alloc", tests, NULL, NULL);
 }

@@ -25,8 +25,8 @@ static void test_numbers_of_every_width(void **state) {
     }
 }
 
-/** A number that is too large for its width loses its upper bytes. */
-static void test_numbers_wider_than_their_place(void **state) {
+/** Storing a number that is too large for its width drops its upper bytes. */
+static void test_large_numbers_lose_upper_bytes(void **state) {
     (void)state;
     wh_string text = {0};
     wh_append_number(&text, 0x123456, 2);
@@ -35,13 +35,14 @@ static void test_numbers_wider_than_their_place(void **state) {
     wh_free(text.bytes);
 }
 
-static void test_beyond_the_end(void **state) {
+static void test_reading_past_the_end_fails(void **state) {
     (void)state;
     static const uint8_t bytes[] = {9, 9, 9};
     wh_cursor cursor = wh_cursor_over(bytes, sizeof(bytes));
     assert_int_equal(wh_cursor_number(&cursor, 4), 0);
     assert_true(cursor.failed);
-    assert_int_equal(wh_cursor_number(&cursor, 1), 0); /* although one byte is left */
+    /* a failed cursor returns nothing, even if bytes are left */
+    assert_int_equal(wh_cursor_number(&cursor, 1), 0);
     assert_null(wh_cursor_bytes(&cursor, 0));
     assert_false(wh_cursor_ended(&cursor));
     cursor = wh_cursor_over(bytes, sizeof(bytes));
@@ -53,7 +54,7 @@ static void test_beyond_the_end(void **state) {
     assert_false(wh_cursor_ended(&cursor));
 }
 
-static void test_sized_bytes(void **state) {
+static void test_reads_sized_bytes(void **state) {
     (void)state;
     static const size_t widths[] = {1, 2, 4, 8};
     for (size_t i = 0; i < sizeof(widths) / sizeof(*widths); i++) {
@@ -71,8 +72,8 @@ static void test_sized_bytes(void **state) {
     }
 }
 
-/** A length above what is left, up to the maximum, gives nothing. */
-static void test_sized_bytes_that_are_not_there(void **state) {
+/** If the length exceeds the bytes that are left, the cursor returns nothing. */
+static void test_refuses_lengths_past_the_end(void **state) {
     (void)state;
     static const uint8_t claims[][9] = {{0, 0, 0, 0, 0, 0, 0, 2, 'x'},
                                         {0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 'x'},
@@ -91,11 +92,9 @@ static void test_sized_bytes_that_are_not_there(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_numbers_of_every_width),
-        cmocka_unit_test(test_numbers_wider_than_their_place),
-        cmocka_unit_test(test_beyond_the_end),
-        cmocka_unit_test(test_sized_bytes),
-        cmocka_unit_test(test_sized_bytes_that_are_not_there),
+        cmocka_unit_test(test_numbers_of_every_width),       cmocka_unit_test(test_large_numbers_lose_upper_bytes),
+        cmocka_unit_test(test_reading_past_the_end_fails),   cmocka_unit_test(test_reads_sized_bytes),
+        cmocka_unit_test(test_refuses_lengths_past_the_end),
     };
     return cmocka_run_group_tests_name("cursor", tests, NULL, NULL);
 }

@@ -16,7 +16,7 @@ enum { ROOM = 20000, EDGE = 80 };
 
 typedef void copy_fn(void *restrict to, const void *restrict from, size_t size);
 
-/** All alignments of both sides, and lengths around each limit; no other byte is written. */
+/** Tries all alignments of both sides and lengths around each limit. No other byte is written. */
 static void check_every_alignment(copy_fn *copy) {
     static const size_t sizes[] = {0, 1, 63, 64, 2047, 2048, 2049, 2111, 2112, 4095, 4096, 4097, 5000, 16384};
     uint8_t *from = malloc(ROOM);
@@ -40,18 +40,18 @@ static void check_every_alignment(copy_fn *copy) {
     free(from);
 }
 
-static void test_past_cache(void **state) {
+static void test_copy_past_the_cache_is_exact(void **state) {
     (void)state;
     check_every_alignment(wh_copy_nontemporal);
 }
 
-static void test_into_cache(void **state) {
+static void test_copy_into_the_cache_is_exact(void **state) {
     (void)state;
     check_every_alignment(wh_copy_into_cache);
 }
 
-/** Runs of many lengths, from the middle of the first to the middle of the last. */
-static void test_runs(void **state) {
+/** Copies runs of many lengths, starting in the middle of the first, ending in the last. */
+static void test_copy_of_runs_is_exact(void **state) {
     (void)state;
     enum { RUNS = 6, FIRST = 3000 };
     static uint8_t from[ROOM];
@@ -77,8 +77,9 @@ static void test_runs(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_past_cache), cmocka_unit_test(test_into_cache),
-                                       cmocka_unit_test(test_runs)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_copy_past_the_cache_is_exact),
+                                       cmocka_unit_test(test_copy_into_the_cache_is_exact),
+                                       cmocka_unit_test(test_copy_of_runs_is_exact)};
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

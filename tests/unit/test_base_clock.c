@@ -12,7 +12,7 @@
 
 #define MS UINT64_C(1000000)
 
-static void test_goes_forward(void **state) {
+static void test_clock_goes_forward(void **state) {
     (void)state;
     uint64_t last = wh_clock_now();
     for (int i = 0; i < 1000; i++) {
@@ -29,14 +29,14 @@ static void test_goes_forward(void **state) {
     assert_true(now <= (uint64_t)after.tv_sec * 1000 * MS + (uint64_t)after.tv_nsec);
 }
 
-static void test_never(void **state) {
+static void test_never_does_not_pass(void **state) {
     (void)state;
     assert_false(wh_deadline_passed(wh_deadline_never()));
     assert_int_equal(wh_deadline_poll_ms(wh_deadline_never()), -1);
     assert_true(wh_deadline_never().at == UINT64_MAX);
 }
 
-static void test_milliseconds_from_now(void **state) {
+static void test_deadline_is_milliseconds_from_now(void **state) {
     (void)state;
     const int64_t waits[] = {0, 1, 1000, 3600000, INT64_C(1) << 40};
     for (size_t i = 0; i < sizeof(waits) / sizeof(*waits); i++) {
@@ -48,7 +48,7 @@ static void test_milliseconds_from_now(void **state) {
     }
 }
 
-static void test_what_is_too_far_is_never(void **state) {
+static void test_distant_deadlines_are_never(void **state) {
     (void)state;
     const int64_t waits[] = {-1,
                              INT64_MIN,
@@ -63,7 +63,7 @@ static void test_what_is_too_far_is_never(void **state) {
     }
 }
 
-static void test_passed(void **state) {
+static void test_deadline_passes(void **state) {
     (void)state;
     assert_true(wh_deadline_passed(wh_deadline_in_ms(0)));
     assert_true(wh_deadline_passed((wh_deadline){wh_clock_now()}));
@@ -82,7 +82,7 @@ static uint64_t rounded_up(uint64_t from, uint64_t to) {
     return to > from ? (to - from + MS - 1) / MS : 0;
 }
 
-/* A poll that is too short would spin until the deadline. */
+/* If the poll timeout were rounded down to 0, the caller would spin until the deadline. */
 static void test_poll_rounds_up(void **state) {
     (void)state;
     for (uint64_t wait = 1; wait < 3000 * MS; wait += wait / 50 + 777) {
@@ -96,7 +96,7 @@ static void test_poll_rounds_up(void **state) {
     }
 }
 
-static void test_poll_of_a_far_deadline(void **state) {
+static void test_poll_of_a_distant_deadline_is_limited(void **state) {
     (void)state;
     assert_int_equal(wh_deadline_poll_ms((wh_deadline){UINT64_MAX - 1}), INT_MAX);
     assert_int_equal(wh_deadline_poll_ms(wh_deadline_in_ms((int64_t)INT_MAX + 100000)), INT_MAX);
@@ -104,7 +104,7 @@ static void test_poll_of_a_far_deadline(void **state) {
     assert_true(poll > INT_MAX - 60000);
 }
 
-static void test_earlier(void **state) {
+static void test_earlier_deadline_wins(void **state) {
     (void)state;
     wh_deadline one = {5};
     wh_deadline other = {6};
@@ -118,14 +118,14 @@ static void test_earlier(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_goes_forward),
-        cmocka_unit_test(test_never),
-        cmocka_unit_test(test_milliseconds_from_now),
-        cmocka_unit_test(test_what_is_too_far_is_never),
-        cmocka_unit_test(test_passed),
+        cmocka_unit_test(test_clock_goes_forward),
+        cmocka_unit_test(test_never_does_not_pass),
+        cmocka_unit_test(test_deadline_is_milliseconds_from_now),
+        cmocka_unit_test(test_distant_deadlines_are_never),
+        cmocka_unit_test(test_deadline_passes),
         cmocka_unit_test(test_poll_rounds_up),
-        cmocka_unit_test(test_poll_of_a_far_deadline),
-        cmocka_unit_test(test_earlier),
+        cmocka_unit_test(test_poll_of_a_distant_deadline_is_limited),
+        cmocka_unit_test(test_earlier_deadline_wins),
     };
     return cmocka_run_group_tests_name("base_clock", tests, NULL, NULL);
 }

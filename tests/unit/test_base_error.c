@@ -1,5 +1,5 @@
 /*
- * The error record: what each function writes to it, and how long paths are shortened; the
+ * The error record: what each function writes, and how it shortens long paths. The list of
  * statuses.
  */
 #include <errno.h>
@@ -21,14 +21,14 @@
 
 #define ELLIPSIS "\xE2\x80\xA6"
 
-/** A record full of garbage that must be overwritten. */
+/** A record full of old data, which must be overwritten. */
 static wherry_error used_record(void) {
     wherry_error error;
     memset(&error, 0x5A, sizeof(error));
     return error;
 }
 
-static void test_plain(void **state) {
+static void test_fill_without_details(void **state) {
     (void)state;
     wherry_error error = used_record();
     assert_int_equal(wh_fail(&error, WHERRY_MISMATCH, "%d of %s", 3, "them"), WHERRY_MISMATCH);
@@ -41,7 +41,7 @@ static void test_plain(void **state) {
     assert_string_equal(error.message, "3 of them");
 }
 
-static void test_with_offset(void **state) {
+static void test_fill_with_offset(void **state) {
     (void)state;
     wherry_error error = used_record();
     assert_int_equal(wh_fail_at(&error, WHERRY_MALFORMED, 0, "at %s", "once"), WHERRY_MALFORMED);
@@ -55,7 +55,7 @@ static void test_with_offset(void **state) {
     assert_string_equal(error.path, "");
 }
 
-static void test_with_errno(void **state) {
+static void test_fill_with_errno(void **state) {
     (void)state;
     wherry_error error = used_record();
     char expected[256];
@@ -68,7 +68,7 @@ static void test_with_errno(void **state) {
     assert_string_equal(error.message, expected);
 }
 
-static void test_out_of_memory(void **state) {
+static void test_fill_out_of_memory(void **state) {
     (void)state;
     wherry_error error = used_record();
     assert_int_equal(wh_fail_memory(&error, "a plan"), WHERRY_NO_MEMORY);
@@ -77,7 +77,7 @@ static void test_out_of_memory(void **state) {
     assert_string_equal(error.path, "");
 }
 
-static void test_no_record(void **state) {
+static void test_record_may_be_NULL(void **state) {
     (void)state;
     assert_int_equal(wh_fail(NULL, WHERRY_LIMIT, "%s", "x"), WHERRY_LIMIT);
     assert_int_equal(wh_fail_at(NULL, WHERRY_TRUNCATED, 7, "%s", "x"), WHERRY_TRUNCATED);
@@ -86,7 +86,7 @@ static void test_no_record(void **state) {
     wh_fail_path(NULL, "x");
 }
 
-static void test_long_messages_end_in_time(void **state) {
+static void test_long_messages_are_truncated(void **state) {
     (void)state;
     for (size_t length = WHERRY_ERROR_MESSAGE_MAX - 40; length < WHERRY_ERROR_MESSAGE_MAX + 40; length++) {
         char text[WHERRY_ERROR_MESSAGE_MAX + 64];
@@ -126,7 +126,7 @@ static void test_long_messages_stay_utf8(void **state) {
     }
 }
 
-static void test_path_keeps_the_rest(void **state) {
+static void test_setting_the_path_keeps_other_fields(void **state) {
     (void)state;
     wherry_error error = used_record();
     wh_fail_at(&error, WHERRY_MISMATCH, 5, "why");
@@ -156,7 +156,7 @@ static void check_cut(const char *path, size_t length) {
     size_t tail = size - head - strlen(ELLIPSIS);
     assert_memory_equal(error.path, path, head);
     assert_memory_equal(middle + strlen(ELLIPSIS), path + length - tail, tail);
-    /* Each side keeps its half, less at most three bytes of a split character. */
+    /* Each half is kept, except for up to three bytes of a character that would be split. */
     assert_true(size + 6 >= sizeof(error.path) - 1);
     assert_true(head >= 120 && tail >= 120);
     assert_string_equal(error.message, "why");
@@ -180,7 +180,7 @@ static void test_long_paths_keep_both_ends_and_whole_characters(void **state) {
 }
 
 /* Paths are UTF-8; other bytes must not overflow the record. */
-static void test_paths_of_stray_bytes(void **state) {
+static void test_paths_that_are_not_utf8_fit(void **state) {
     (void)state;
     char path[600];
     memset(path, 0x80, sizeof(path) - 1);
@@ -195,31 +195,31 @@ static void test_paths_of_stray_bytes(void **state) {
 typedef struct row {
     wherry_status status;
     int value;
-    wherry_status_group group;
+    wherry_status_class group;
     const char *name;
     const char *text;
 } row;
 
 static const row rows[] = {
-#define WHERRY_X(name, value, group, text) {WHERRY_##name, value, WHERRY_GROUP_##group, "WHERRY_" #name, text},
+#define WHERRY_X(name, value, group, text) {WHERRY_##name, value, WHERRY_STATUS_CLASS_##group, "WHERRY_" #name, text},
     WHERRY_STATUS_LIST(WHERRY_X)
 #undef WHERRY_X
 };
 
 enum { ROW_COUNT = sizeof(rows) / sizeof(*rows) };
 
-static void test_list(void **state) {
+static void test_list_has_all_statuses(void **state) {
     (void)state;
     for (int i = 0; i < ROW_COUNT; i++) {
         assert_int_equal((int)rows[i].status, rows[i].value);
         assert_string_equal(wherry_status_name(rows[i].status), rows[i].name);
         assert_string_equal(wherry_status_text(rows[i].status), rows[i].text);
-        assert_int_equal(wherry_status_group_of(rows[i].status), rows[i].group);
+        assert_int_equal(wherry_status_class_of(rows[i].status), rows[i].group);
     }
 }
 
 /* Compiled programs contain these values: a change of the list must not change them. */
-static void test_pinned_values(void **state) {
+static void test_status_values_never_change(void **state) {
     (void)state;
     assert_int_equal(WHERRY_OK, 0);
     assert_int_equal(WHERRY_INVALID_ARGUMENT, -100);
@@ -256,7 +256,7 @@ static void test_texts_are_a_few_words_without_a_full_stop(void **state) {
     }
 }
 
-static void test_values_that_are_not_in_the_list(void **state) {
+static void test_unknown_statuses_have_a_name_and_a_text(void **state) {
     (void)state;
     const int unknown[] = {1, -1, -99, -106, -202, -399, -899, -901};
     for (size_t i = 0; i < sizeof(unknown) / sizeof(*unknown); i++) {
@@ -264,7 +264,7 @@ static void test_values_that_are_not_in_the_list(void **state) {
         assert_string_equal(wherry_status_name(status), "WHERRY_?");
         assert_non_null(wherry_status_text(status));
         assert_true(strlen(wherry_status_text(status)) > 0);
-        assert_int_equal(wherry_status_group_of(status), WHERRY_GROUP_BUG);
+        assert_int_equal(wherry_status_class_of(status), WHERRY_STATUS_CLASS_BUG);
     }
 }
 
@@ -278,21 +278,21 @@ static void test_version(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),
-        cmocka_unit_test(test_with_offset),
-        cmocka_unit_test(test_with_errno),
-        cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_no_record),
-        cmocka_unit_test(test_long_messages_end_in_time),
+        cmocka_unit_test(test_fill_without_details),
+        cmocka_unit_test(test_fill_with_offset),
+        cmocka_unit_test(test_fill_with_errno),
+        cmocka_unit_test(test_fill_out_of_memory),
+        cmocka_unit_test(test_record_may_be_NULL),
+        cmocka_unit_test(test_long_messages_are_truncated),
         cmocka_unit_test(test_long_messages_stay_utf8),
-        cmocka_unit_test(test_path_keeps_the_rest),
+        cmocka_unit_test(test_setting_the_path_keeps_other_fields),
         cmocka_unit_test(test_long_paths_keep_both_ends_and_whole_characters),
-        cmocka_unit_test(test_paths_of_stray_bytes),
-        cmocka_unit_test(test_list),
-        cmocka_unit_test(test_pinned_values),
+        cmocka_unit_test(test_paths_that_are_not_utf8_fit),
+        cmocka_unit_test(test_list_has_all_statuses),
+        cmocka_unit_test(test_status_values_never_change),
         cmocka_unit_test(test_values_are_unique_and_in_the_range_of_their_group),
         cmocka_unit_test(test_texts_are_a_few_words_without_a_full_stop),
-        cmocka_unit_test(test_values_that_are_not_in_the_list),
+        cmocka_unit_test(test_unknown_statuses_have_a_name_and_a_text),
         cmocka_unit_test(test_version),
     };
     return cmocka_run_group_tests_name("base_error", tests, NULL, NULL);

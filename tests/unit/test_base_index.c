@@ -67,8 +67,8 @@ static void fill(size_t count, uint64_t (*hash)(uint64_t)) {
 }
 
 /*
- * The salt is chosen once per process: two children choose different ones. Must run before anything
- * is hashed here.
+ * Each process chooses a salt once, and two children choose different ones. This test must run
+ * before this process hashes anything.
  */
 static void test_salt_differs_between_processes(void **state) {
     (void)state;
@@ -92,7 +92,7 @@ static void test_salt_differs_between_processes(void **state) {
     assert_true(hashes[0] != hashes[1]);
 }
 
-static void test_hash(void **state) {
+static void test_hash_depends_on_bytes_and_salt(void **state) {
     (void)state;
     const char text[] = "some bytes";
     char copy[sizeof(text)];
@@ -104,7 +104,7 @@ static void test_hash(void **state) {
     assert_true(wh_hash(text, 0, 5) != wh_hash(text, 0, 6));
 }
 
-static void test_empty(void **state) {
+static void test_empty_index_finds_nothing(void **state) {
     (void)state;
     wh_index index = {0};
     uint64_t key = 1;
@@ -115,22 +115,22 @@ static void test_empty(void **state) {
     wh_index_destroy(&index);
 }
 
-static void test_many_keys(void **state) {
+static void test_finds_many_keys(void **state) {
     (void)state;
     compared = 0;
     fill(KEYS, good_hash);
-    /* The stored hash excludes nearly all other elements. */
+    /* The stored hash avoids nearly all comparisons with other elements. */
     assert_in_range(compared, KEYS, KEYS + KEYS / 10);
 }
 
-static void test_keys_that_collide(void **state) {
+static void test_finds_keys_that_collide(void **state) {
     (void)state;
     fill(300, same_hash);
     fill(300, high_hash);
     fill(2000, striding_hash);
 }
 
-static void test_reserve(void **state) {
+static void test_reserve_prevents_growth(void **state) {
     (void)state;
     wh_index index = {0};
     assert_true(wh_index_reserve(&index, 1000));
@@ -148,7 +148,7 @@ static void test_reserve(void **state) {
     wh_index_destroy(&index);
 }
 
-static void test_no_memory(void **state) {
+static void test_failed_growth_changes_nothing(void **state) {
     (void)state;
     counting count;
     counting_begin(&count);
@@ -180,13 +180,10 @@ static void test_no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_salt_differs_between_processes),
-        cmocka_unit_test(test_hash),
-        cmocka_unit_test(test_empty),
-        cmocka_unit_test(test_many_keys),
-        cmocka_unit_test(test_keys_that_collide),
-        cmocka_unit_test(test_reserve),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_salt_differs_between_processes), cmocka_unit_test(test_hash_depends_on_bytes_and_salt),
+        cmocka_unit_test(test_empty_index_finds_nothing),      cmocka_unit_test(test_finds_many_keys),
+        cmocka_unit_test(test_finds_keys_that_collide),        cmocka_unit_test(test_reserve_prevents_growth),
+        cmocka_unit_test(test_failed_growth_changes_nothing),
     };
     return cmocka_run_group_tests_name("base_index", tests, NULL, NULL);
 }

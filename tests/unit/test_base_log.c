@@ -74,7 +74,7 @@ static int say_all_and_tell_level(void) {
     return (int)wherry_log_get_level();
 }
 
-static void test_environment(void **state) {
+static void test_environment_sets_the_level(void **state) {
     (void)state;
     static const struct {
         const char *value;
@@ -96,7 +96,7 @@ static void test_environment(void **state) {
     }
 }
 
-static void test_bad_environment(void **state) {
+static void test_bad_environment_is_reported(void **state) {
     (void)state;
     static const char *const bad[] = {"loud", "WARN", "warn ", "2", "debugging"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
@@ -115,7 +115,7 @@ static int set_then_say(void) {
     return say_all_and_tell_level();
 }
 
-static void test_setting_goes_over_the_environment(void **state) {
+static void test_setting_overrides_the_environment(void **state) {
     (void)state;
     char text[4096];
     assert_int_equal(in_child("debug", set_then_say, text, sizeof(text)), WHERRY_LOG_ERROR);
@@ -146,14 +146,14 @@ static int to_callback_and_back(void) {
     return kept.count;
 }
 
-static void test_back_to_standard_error(void **state) {
+static void test_without_callback_logs_to_standard_error(void **state) {
     (void)state;
     char text[4096];
     assert_int_equal(in_child(NULL, to_callback_and_back, text, sizeof(text)), 1);
     assert_string_equal(text, "wherry: error: said\n");
 }
 
-static void test_callback(void **state) {
+static void test_callback_gets_lines(void **state) {
     (void)state;
     lines kept = {0};
     wherry_log_to(keep, &kept);
@@ -165,7 +165,7 @@ static void test_callback(void **state) {
     wherry_log_to(NULL, NULL);
 }
 
-static void test_levels(void **state) {
+static void test_levels_filter_lines(void **state) {
     (void)state;
     lines kept = {0};
     wherry_log_to(keep, &kept);
@@ -199,13 +199,13 @@ static void test_long_lines_are_cut(void **state) {
 int main(void) {
     /* Tests with a child come first: later ones set the level, which a child would inherit. */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_bad_environment),
-        cmocka_unit_test(test_setting_goes_over_the_environment),
+        cmocka_unit_test(test_environment_sets_the_level),
+        cmocka_unit_test(test_bad_environment_is_reported),
+        cmocka_unit_test(test_setting_overrides_the_environment),
         cmocka_unit_test(test_environment_is_read_once),
-        cmocka_unit_test(test_back_to_standard_error),
-        cmocka_unit_test(test_callback),
-        cmocka_unit_test(test_levels),
+        cmocka_unit_test(test_without_callback_logs_to_standard_error),
+        cmocka_unit_test(test_callback_gets_lines),
+        cmocka_unit_test(test_levels_filter_lines),
         cmocka_unit_test(test_long_lines_are_cut),
     };
     return cmocka_run_group_tests_name("base_log", tests, NULL, NULL);

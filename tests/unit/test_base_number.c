@@ -1,4 +1,4 @@
-/* Numbers: checked sizes, byte order, doubles as text; and option structs of other sizes. */
+/* Numbers: checked sizes, byte order, doubles as text. Option structs of other versions. */
 #include <float.h>
 #include <locale.h>
 #include <math.h>
@@ -58,7 +58,7 @@ static void check_pair(uint64_t a, uint64_t b) {
     assert_true(wh_max(a, b) == (a < b ? b : a));
 }
 
-static void test_checked(void **state) {
+static void test_checked_arithmetic_finds_overflow(void **state) {
     (void)state;
     for (int i = 0; i < BORDERS; i++) {
         for (int j = 0; j < BORDERS; j++) {
@@ -72,7 +72,7 @@ static void test_checked(void **state) {
     }
 }
 
-static void test_byte_order(void **state) {
+static void test_stores_and_loads_in_byte_order(void **state) {
     (void)state;
     uint8_t bytes[8];
     const uint8_t expected[8] = {0x01, 0x23, 0x45, 0x67, 0x89, 0xAB, 0xCD, 0xEF};
@@ -109,7 +109,7 @@ static const struct {
     {5e-324, "4.94065645841247e-324"},
 };
 
-static void test_format(void **state) {
+static void test_formats_numbers(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof(formats) / sizeof(*formats); i++) {
         char text[WH_DOUBLE_TEXT_MAX];
@@ -131,11 +131,11 @@ static void check_round_trip(uint64_t bits) {
     assert_null(strchr(text, ','));
     double again = 77.0;
     if (!wh_double_parse(text, &again) || wh_double_bits(again) != bits) {
-        fail_msg("%016llx is written as %s", (unsigned long long)bits, text);
+        fail_msg("%016llx: wrong text %s", (unsigned long long)bits, text);
     }
 }
 
-static void test_round_trip(void **state) {
+static void test_formatted_numbers_parse_back(void **state) {
     (void)state;
     const double numbers[] = {0.0,    -0.0,    1.0,         DBL_MAX, -DBL_MAX, DBL_MIN,
                               5e-324, -5e-324, DBL_EPSILON, 0.1,     1.0 / 3,  -1.2345678901234567e-308};
@@ -148,7 +148,7 @@ static void test_round_trip(void **state) {
     }
 }
 
-static void test_parse(void **state) {
+static void test_parses_numbers(void **state) {
     (void)state;
     static const struct {
         const char *text;
@@ -162,7 +162,7 @@ static void test_parse(void **state) {
     }
 }
 
-static void test_parse_of_what_is_no_number(void **state) {
+static void test_refuses_text_that_is_not_a_number(void **state) {
     (void)state;
     static const char *const bad[] = {"",    " 1",   "1 ",    "1,5",    "x",   "1x",       "0x10",  "nan",
                                       "inf", "-inf", "1e999", "-1e999", "-",   ".",        "e",     "1e",
@@ -171,16 +171,14 @@ static void test_parse_of_what_is_no_number(void **state) {
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
         double number = 77.0;
         if (wh_double_parse(bad[i], &number)) {
-            fail_msg("\"%s\" is taken for %f", bad[i], number);
+            fail_msg("\"%s\" was parsed as %f", bad[i], number);
         }
         assert_true(number == 77.0);
     }
 }
 
-/*
- * Only locales with a decimal comma test anything; which ones are installed depends on the machine.
- */
-static void test_locales(void **state) {
+/* Tests something only if a locale with a decimal comma is installed. */
+static void test_locale_does_not_change_text(void **state) {
     (void)state;
     static const char *const names[] = {"C",           "C.UTF-8",     "de_DE.UTF-8", "de_DE.utf8",
                                         "de_DE",       "fr_FR.UTF-8", "fr_FR.utf8",  "nl_NL.UTF-8",
@@ -192,9 +190,9 @@ static void test_locales(void **state) {
         char before[16];
         char after[16];
         snprintf(before, sizeof(before), "%.1f", 1.5);
-        test_format(state);
-        test_parse(state);
-        test_parse_of_what_is_no_number(state);
+        test_formats_numbers(state);
+        test_parses_numbers(state);
+        test_refuses_text_that_is_not_a_number(state);
         check_round_trip(wh_double_bits(1234567.25));
         snprintf(after, sizeof(after), "%.1f", 1.5);
         assert_string_equal(before, after);
@@ -208,7 +206,7 @@ typedef struct options_now {
     uint64_t second;
 } options_now;
 
-static void test_options(void **state) {
+static void test_options_of_this_version_are_copied(void **state) {
     (void)state;
     const options_now defaults = {sizeof(options_now), 1, 2};
     options_now chosen = defaults;
@@ -219,7 +217,7 @@ static void test_options(void **state) {
     assert_memory_equal(&chosen, &given, sizeof(chosen));
 }
 
-static void test_options_of_an_older_header(void **state) {
+static void test_shorter_options_get_defaults(void **state) {
     (void)state;
     options_now chosen = {sizeof(chosen), 1, 2};
     const uint32_t older[2] = {sizeof(older), 10};
@@ -232,7 +230,7 @@ static void test_options_of_an_older_header(void **state) {
     assert_int_equal(chosen.first, 1);
 }
 
-static void test_options_of_a_wrong_size(void **state) {
+static void test_refuses_options_of_a_wrong_size(void **state) {
     (void)state;
     const uint32_t sizes[] = {0, 1, 3, sizeof(options_now) + 1, 1000, UINT32_MAX};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
@@ -246,16 +244,16 @@ static void test_options_of_a_wrong_size(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_checked),
-        cmocka_unit_test(test_byte_order),
-        cmocka_unit_test(test_format),
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_parse),
-        cmocka_unit_test(test_parse_of_what_is_no_number),
-        cmocka_unit_test(test_locales),
-        cmocka_unit_test(test_options),
-        cmocka_unit_test(test_options_of_an_older_header),
-        cmocka_unit_test(test_options_of_a_wrong_size),
+        cmocka_unit_test(test_checked_arithmetic_finds_overflow),
+        cmocka_unit_test(test_stores_and_loads_in_byte_order),
+        cmocka_unit_test(test_formats_numbers),
+        cmocka_unit_test(test_formatted_numbers_parse_back),
+        cmocka_unit_test(test_parses_numbers),
+        cmocka_unit_test(test_refuses_text_that_is_not_a_number),
+        cmocka_unit_test(test_locale_does_not_change_text),
+        cmocka_unit_test(test_options_of_this_version_are_copied),
+        cmocka_unit_test(test_shorter_options_get_defaults),
+        cmocka_unit_test(test_refuses_options_of_a_wrong_size),
     };
     return cmocka_run_group_tests_name("base_number", tests, NULL, NULL);
 }

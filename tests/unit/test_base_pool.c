@@ -1,4 +1,4 @@
-/* Pools: objects do not overlap, outlive the pool, and the last one frees their block. */
+/* Pools: objects do not overlap and outlive the pool. The last object of a block frees it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-#include "../support/counting_allocator.h"
+#include "../support/counting_fixture.h"
 #include "../support/random_range.h"
 #include "base/alloc.h"
 
@@ -21,27 +21,13 @@ typedef struct object {
     uint32_t offset;
 } object;
 
-static counting count;
-
-static int begin(void **state) {
-    (void)state;
-    counting_begin(&count);
-    return 0;
-}
-
-static int end(void **state) {
-    (void)state;
-    wherry_allocator_set(NULL);
-    return count.held != 0 || count.wrong != 0;
-}
-
 static void check_bytes(const object *o, uint8_t byte) {
     for (size_t i = 0; i < o->size; i++) {
         assert_int_equal(o->bytes[i], byte);
     }
 }
 
-static void test_objects(void **state) {
+static void test_objects_do_not_overlap(void **state) {
     (void)state;
     static object objects[OBJECTS];
     dice d = {1};
@@ -54,7 +40,7 @@ static void test_objects(void **state) {
         assert_int_equal((uintptr_t)o->bytes % sizeof(uint64_t), 0);
         memset(o->bytes, (int)(i & 0xFF), o->size);
     }
-    assert_in_range(count.calls, 2, OBJECTS / 20);
+    assert_in_range(counted.calls, 2, OBJECTS / 20);
     wh_pool_close(&pool);
     wh_pool_close(&pool);
     for (size_t left = OBJECTS; left > 0; left--) {
@@ -64,18 +50,18 @@ static void test_objects(void **state) {
         wh_pool_free(o.bytes, o.offset);
         objects[at] = objects[left - 1];
     }
-    assert_int_equal(count.held, 0);
+    assert_int_equal(counted.held, 0);
 }
 
-static void test_without_a_pool(void **state) {
+static void test_allocates_without_a_pool(void **state) {
     (void)state;
     uint32_t offset = 7;
     void *bytes = wh_pool_alloc(NULL, 100, &offset);
     assert_non_null(bytes);
     assert_int_equal(offset, 0);
-    assert_int_equal(count.held, 1);
+    assert_int_equal(counted.held, 1);
     wh_pool_free(bytes, offset);
-    assert_int_equal(count.held, 0);
+    assert_int_equal(counted.held, 0);
 }
 
 /* A pool whose objects are all released can still allocate; after closing, it can start again. */
@@ -87,29 +73,29 @@ static void test_pool_outlives_its_objects(void **state) {
         void *one = wh_pool_alloc(&pool, 10, offsets);
         assert_non_null(one);
         wh_pool_free(one, offsets[0]);
-        assert_int_equal(count.held, 1);
+        assert_int_equal(counted.held, 1);
         void *other = wh_pool_alloc(&pool, 10, offsets + 1);
         assert_non_null(other);
         wh_pool_close(&pool);
-        assert_int_equal(count.held, 1);
+        assert_int_equal(counted.held, 1);
         memset(other, 1, 10);
         wh_pool_free(other, offsets[1]);
-        assert_int_equal(count.held, 0);
+        assert_int_equal(counted.held, 0);
     }
 }
 
-static void test_no_memory(void **state) {
+static void test_failed_allocation_is_reported(void **state) {
     (void)state;
     wh_pool pool = {0};
     uint32_t offset;
-    count.fail = 1;
+    counted.fail = 1;
     assert_null(wh_pool_alloc(&pool, 10, &offset));
     assert_null(wh_pool_alloc(&pool, 1 << 20, &offset));
     assert_null(wh_pool_alloc(NULL, 10, &offset));
-    count.fail = 0;
+    counted.fail = 0;
     void *first = wh_pool_alloc(&pool, 10, &offset);
     assert_non_null(first);
-    count.fail = 1;
+    counted.fail = 1;
     uint32_t other;
     assert_null(wh_pool_alloc(&pool, 10000, &other));
     memset(first, 1, 10);
@@ -138,10 +124,10 @@ static void *make_and_release(void *context) {
 }
 
 /*
- * With the default allocator, objects of the shared pool lie together, whatever is allocated in
- * between, by any thread.
+ * With the default allocator, objects of the shared pool are adjacent in memory, even if any thread
+ * allocates other memory in between.
  */
-static void test_common_pool(void **state) {
+static void test_shared_pool_keeps_objects_together(void **state) {
     (void)state;
     enum { MANY = 1000, THREADS = 4 };
     static object objects[MANY];
@@ -176,15 +162,16 @@ static void test_common_pool(void **state) {
     assert_non_null(large);
     assert_int_equal(offset, 0);
     wh_pool_free(large, offset);
-    wherry_allocator_set(&(wherry_allocator){counting_allocate, counting_reallocate, counting_release, &count});
+    wherry_allocator_set(&(wherry_allocator){counting_allocate, counting_reallocate, counting_release, &counted});
 }
-
-#define HELD_TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        HELD_TEST(test_objects),   HELD_TEST(test_without_a_pool), HELD_TEST(test_pool_outlives_its_objects),
-        HELD_TEST(test_no_memory), HELD_TEST(test_common_pool),
+        counted_test(test_objects_do_not_overlap),
+        counted_test(test_allocates_without_a_pool),
+        counted_test(test_pool_outlives_its_objects),
+        counted_test(test_failed_allocation_is_reported),
+        counted_test(test_shared_pool_keeps_objects_together),
     };
     return cmocka_run_group_tests_name("base_pool", tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * A fork lock is free in the child, and the data that it guards is consistent, whenever the fork
- * happens.
+ * Whenever a fork happens, the child finds fork locks free and the data that they guard consistent.
+ * Memory that is wiped at a fork; the number of CPUs.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -35,7 +35,7 @@ static wh_fork_lock late = WH_FORK_LOCK();
 static guarded all[THREADS] = {{&first, 0, 0}, {&second, 0, 0}};
 static atomic_bool over;
 
-/** All three are called under the lock. */
+/** Fork handlers. The lock is held during all three. */
 static void before_fork(void) {
     befores += pthread_mutex_trylock(&first.mutex) == EBUSY;
 }
@@ -74,7 +74,7 @@ static int be_child(void) {
     return children == 1 && befores >= 1 && afters == befores ? 0 : 2;
 }
 
-static void test_forks(void **state) {
+static void test_locks_are_free_after_a_fork(void **state) {
     (void)state;
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++) {
@@ -93,7 +93,7 @@ static void test_forks(void **state) {
         assert_int_equal(result, 0);
         assert_int_equal(befores, i + 1);
         assert_int_equal(afters, i + 1);
-        assert_int_equal(children, 0); /* only children count it */
+        assert_int_equal(children, 0); /* only children change it */
     }
     atomic_store(&over, true);
     for (int i = 0; i < THREADS; i++) {
@@ -102,7 +102,7 @@ static void test_forks(void **state) {
     }
 }
 
-static void test_cpu_count(void **state) {
+static void test_cpu_count_follows_the_affinity(void **state) {
     (void)state;
     cpu_set_t before;
     assert_int_equal(sched_getaffinity(0, sizeof(before), &before), 0);
@@ -116,7 +116,7 @@ static void test_cpu_count(void **state) {
 }
 
 /** The kernel zeroes the memory in a child, and leaves the parent's alone. */
-static void test_wiped_memory(void **state) {
+static void test_fork_wipes_memory_in_the_child(void **state) {
     (void)state;
     enum { SIZE = 5000 };
     static const char zeros[SIZE];
@@ -137,9 +137,9 @@ static void test_wiped_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forks),
-        cmocka_unit_test(test_cpu_count),
-        cmocka_unit_test(test_wiped_memory),
+        cmocka_unit_test(test_locks_are_free_after_a_fork),
+        cmocka_unit_test(test_cpu_count_follows_the_affinity),
+        cmocka_unit_test(test_fork_wipes_memory_in_the_child),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Stops: seen between two steps and inside a wait, by any number of threads, permanently. */
+/* Stops: any number of threads see a request, between steps and inside waits, permanently. */
 #include "support/asleep.h"
 #include "support/build.h"
 
@@ -12,7 +12,7 @@
 
 static wherry_error error;
 
-static void test_a_request_stays(void **state) {
+static void test_request_is_permanent(void **state) {
     (void)state;
     wh_stop stop;
     must(wh_stop_init(&stop, &error));
@@ -29,7 +29,7 @@ static void test_a_request_stays(void **state) {
 }
 
 /** Destroying a stop that was never initialized. */
-static void test_without_a_descriptor(void **state) {
+static void test_destroys_an_uninitialized_stop(void **state) {
     (void)state;
     wh_stop stop = {.event = -1};
     wh_stop_request(&stop);
@@ -37,7 +37,7 @@ static void test_without_a_descriptor(void **state) {
     wh_stop_destroy(&stop);
 }
 
-static void test_waiting_for_a_descriptor(void **state) {
+static void test_wait_ends_if_the_descriptor_is_ready(void **state) {
     (void)state;
     wh_stop stop;
     int ends[2];
@@ -57,7 +57,7 @@ static void test_waiting_for_a_descriptor(void **state) {
 }
 
 /** A closed peer counts as ready: the next call on the descriptor reports it. */
-static void test_a_descriptor_that_has_failed(void **state) {
+static void test_wait_ends_if_the_peer_closed(void **state) {
     (void)state;
     wh_stop stop;
     int ends[2];
@@ -81,7 +81,7 @@ static void *wait_long(void *context) {
     return NULL;
 }
 
-static void test_ending_the_waits_of_several_threads(void **state) {
+static void test_request_ends_waits_of_several_threads(void **state) {
     (void)state;
     wh_stop stop;
     int ends[2];
@@ -108,7 +108,7 @@ static void test_ending_the_waits_of_several_threads(void **state) {
 
 typedef struct question {
     int asked;
-    int yes_at; /**< The number of the question that is answered with yes. */
+    int yes_at; /**< The number of the call that returns true. */
 } question;
 
 static bool answer(void *context) {
@@ -116,11 +116,8 @@ static bool answer(void *context) {
     return ++q->asked >= q->yes_at;
 }
 
-/**
- * Checking the stop asks the question. A yes is a request, which stays after the question is
- * removed.
- */
-static void test_a_question(void **state) {
+/** Checking the stop calls the question. If it returns true, the stop is requested, permanently. */
+static void test_question_can_request_a_stop(void **state) {
     (void)state;
     wh_stop stop;
     question q = {.yes_at = 3};
@@ -140,8 +137,8 @@ static void test_a_question(void **state) {
     wh_stop_destroy(&stop);
 }
 
-/** A wait asks repeatedly. A yes ends it; a no does not end it early, nor delay the deadline. */
-static void test_a_question_within_a_wait(void **state) {
+/** A wait calls the question repeatedly. Only true ends the wait; false does not change it. */
+static void test_question_can_end_a_wait(void **state) {
     (void)state;
     wh_stop stop;
     int ends[2];
@@ -163,7 +160,7 @@ static void test_a_question_within_a_wait(void **state) {
     wh_stop_destroy(&stop);
 }
 
-static void test_no_descriptor_left(void **state) {
+static void test_init_fails_without_descriptors(void **state) {
     (void)state;
     struct rlimit before;
     wh_stop stop;
@@ -179,14 +176,14 @@ static void test_no_descriptor_left(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_request_stays),
-        cmocka_unit_test(test_without_a_descriptor),
-        cmocka_unit_test(test_waiting_for_a_descriptor),
-        cmocka_unit_test(test_a_descriptor_that_has_failed),
-        cmocka_unit_test(test_ending_the_waits_of_several_threads),
-        cmocka_unit_test(test_a_question),
-        cmocka_unit_test(test_a_question_within_a_wait),
-        cmocka_unit_test(test_no_descriptor_left),
+        cmocka_unit_test(test_request_is_permanent),
+        cmocka_unit_test(test_destroys_an_uninitialized_stop),
+        cmocka_unit_test(test_wait_ends_if_the_descriptor_is_ready),
+        cmocka_unit_test(test_wait_ends_if_the_peer_closed),
+        cmocka_unit_test(test_request_ends_waits_of_several_threads),
+        cmocka_unit_test(test_question_can_request_a_stop),
+        cmocka_unit_test(test_question_can_end_a_wait),
+        cmocka_unit_test(test_init_fails_without_descriptors),
     };
     return cmocka_run_group_tests_name("stop", tests, NULL, NULL);
 }

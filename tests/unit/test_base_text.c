@@ -15,7 +15,7 @@
 
 /* ---- growing strings ---- */
 
-static void test_append_and_format(void **state) {
+static void test_appends_and_formats(void **state) {
     (void)state;
     wh_string string = {0};
     wh_string_append(&string, "abc", 2);
@@ -57,7 +57,7 @@ static void test_take_leaves_an_empty_one(void **state) {
     wh_free(other);
 }
 
-static void test_growth(void **state) {
+static void test_growth_keeps_the_content(void **state) {
     (void)state;
     static char expected[60000];
     size_t size = 0;
@@ -83,7 +83,7 @@ static void test_growth(void **state) {
     wh_free(wh_string_take(&string));
 }
 
-static void test_no_memory(void **state) {
+static void test_failed_growth_is_permanent(void **state) {
     (void)state;
     counting count;
     for (uint64_t fail = 1; fail < 8; fail++) {
@@ -113,7 +113,7 @@ static void test_no_memory(void **state) {
     wherry_allocator_set(NULL);
 }
 
-static void test_size_that_no_memory_has(void **state) {
+static void test_impossible_sizes_fail(void **state) {
     (void)state;
     wh_string string = {0};
     wh_string_append(&string, "abc", 3);
@@ -154,7 +154,7 @@ static bool slow_valid(const uint8_t *bytes, size_t size) {
     return true;
 }
 
-/** Uses memory of exactly that size, so that a sanitizer sees a read past the end. */
+/** Uses a buffer of exactly that size, so that a sanitizer detects a read past the end. */
 static bool valid(const void *bytes, size_t size) {
     char *exact = malloc(size ? size : 1);
     memcpy(exact, bytes, size);
@@ -171,7 +171,7 @@ typedef struct text {
 #define TEXT(literal)                                                                                                  \
     { literal, sizeof(literal) - 1 }
 
-static void test_valid(void **state) {
+static void test_accepts_valid_utf8(void **state) {
     (void)state;
     static const text good[] = {
         TEXT(""),
@@ -191,13 +191,13 @@ static void test_valid(void **state) {
     };
     for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++) {
         if (!valid(good[i].bytes, good[i].size)) {
-            fail_msg("text %zu is refused", i);
+            fail_msg("valid text %zu is refused", i);
         }
     }
     assert_true(wh_utf8_valid(NULL, 0));
 }
 
-static void test_invalid(void **state) {
+static void test_refuses_invalid_utf8(void **state) {
     (void)state;
     static const text bad[] = {
         TEXT("\x80"),
@@ -228,12 +228,12 @@ static void test_invalid(void **state) {
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
         if (valid(bad[i].bytes, bad[i].size)) {
-            fail_msg("text %zu is accepted", i);
+            fail_msg("invalid text %zu is accepted", i);
         }
     }
 }
 
-static void test_all_of_up_to_three_bytes(void **state) {
+static void test_all_sequences_of_up_to_three_bytes_are_judged_right(void **state) {
     (void)state;
     uint64_t wrong = 0;
     for (size_t size = 1; size <= 3; size++) {
@@ -246,7 +246,7 @@ static void test_all_of_up_to_three_bytes(void **state) {
 }
 
 /* Four bytes: all first and second bytes, with the others at their limits. */
-static void test_four_bytes(void **state) {
+static void test_four_byte_sequences_are_judged_right(void **state) {
     (void)state;
     static const uint8_t others[] = {0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xFF};
     for (uint32_t number = 0; number < 65536; number++) {
@@ -261,7 +261,7 @@ static void test_four_bytes(void **state) {
     }
 }
 
-static void test_every_character(void **state) {
+static void test_accepts_every_character(void **state) {
     (void)state;
     for (uint32_t number = 0x800; number <= 0x10FFFF; number++) {
         uint8_t bytes[4] = {(uint8_t)(0xF0 | number >> 18), (uint8_t)(0x80 | (number >> 12 & 0x3F)),
@@ -279,10 +279,10 @@ static void test_every_character(void **state) {
 }
 
 /*
- * Long texts with one changed byte, truncated anywhere: checking eight bytes at a time must not
- * skip it.
+ * Long texts with one changed byte, truncated anywhere. The check reads eight bytes at a time and
+ * must not skip one.
  */
-static void test_long_texts(void **state) {
+static void test_finds_a_bad_byte_in_long_texts(void **state) {
     (void)state;
     static const text parts[] = {TEXT("a"), TEXT("bcdefghijkl"), TEXT("\xC3\xA9"), TEXT("\xE2\x82\xAC"),
                                  TEXT("\xF0\x9F\x9B\xB6")};
@@ -311,17 +311,17 @@ static void test_long_texts(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_append_and_format),
+        cmocka_unit_test(test_appends_and_formats),
         cmocka_unit_test(test_take_leaves_an_empty_one),
-        cmocka_unit_test(test_growth),
-        cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_size_that_no_memory_has),
-        cmocka_unit_test(test_valid),
-        cmocka_unit_test(test_invalid),
-        cmocka_unit_test(test_all_of_up_to_three_bytes),
-        cmocka_unit_test(test_four_bytes),
-        cmocka_unit_test(test_every_character),
-        cmocka_unit_test(test_long_texts),
+        cmocka_unit_test(test_growth_keeps_the_content),
+        cmocka_unit_test(test_failed_growth_is_permanent),
+        cmocka_unit_test(test_impossible_sizes_fail),
+        cmocka_unit_test(test_accepts_valid_utf8),
+        cmocka_unit_test(test_refuses_invalid_utf8),
+        cmocka_unit_test(test_all_sequences_of_up_to_three_bytes_are_judged_right),
+        cmocka_unit_test(test_four_byte_sequences_are_judged_right),
+        cmocka_unit_test(test_accepts_every_character),
+        cmocka_unit_test(test_finds_a_bad_byte_in_long_texts),
     };
     return cmocka_run_group_tests_name("base_text", tests, NULL, NULL);
 }

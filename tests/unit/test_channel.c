@@ -1,4 +1,6 @@
-/* Channels: all bytes in order however they are cut, and every way in which a call ends early. */
+/*
+ * Channels: all bytes arrive in order, however they are split. The ways in which a call ends early.
+ */
 #include "group/channel.h"
 
 #include <fcntl.h>
@@ -15,7 +17,7 @@ enum { BYTES = 3 << 20, RUNS = 3 * IOV_MAX + 5, SHORT_MS = 100, LONG_MS = 20000 
 
 static wherry_error error;
 
-/** A channel with both ends here, a stop, and threads that do things to them. */
+/** Both ends of a channel, and a stop. */
 typedef struct pair {
     int ends[2];
     wh_stop stop;
@@ -42,7 +44,7 @@ static void close_pair(pair *p) {
     wh_stop_destroy(&p->stop);
 }
 
-/** Cuts memory into runs of many lengths, empty ones among them, that take all of it. */
+/** Divides all of the memory into runs of random lengths, some of them empty. */
 static void cut_runs(uint8_t *memory, size_t bytes, struct iovec *runs, size_t count, uint64_t seed) {
     size_t used = 0;
     for (size_t i = 0; i < count; i++) {
@@ -91,8 +93,8 @@ static void *write_all(void *context) {
     return NULL;
 }
 
-/** Also where the kernel waits for a while within a call, which the channels of a lane let it. */
-static void test_all_bytes(void **state) {
+/** Also with sockets that block for a while in the kernel, as the channels of a lane do. */
+static void test_all_bytes_arrive_in_order(void **state) {
     (void)state;
     uint8_t *from = malloc(BYTES);
     uint8_t *to = malloc(BYTES);
@@ -113,7 +115,7 @@ static void test_all_bytes(void **state) {
         memset(to, 0, BYTES);
         cut_runs(to, BYTES, runs, RUNS + 7, 2);
         assert_int_equal(pthread_create(&thread, NULL, write_all, &w), 0);
-        usleep(5000);
+        wh_await_asleep(getpid());
         must(read_all(p.ends[1], runs, RUNS + 7, &p.stop, wh_deadline_in_ms(LONG_MS), &error));
         pthread_join(thread, NULL);
         must(w.status);
@@ -125,7 +127,7 @@ static void test_all_bytes(void **state) {
     free(to);
 }
 
-static void test_nothing_to_move(void **state) {
+static void test_empty_runs_succeed(void **state) {
     (void)state;
     pair p = open_pair();
     struct iovec empty[IOV_MAX + 1] = {{NULL, 0}};
@@ -137,7 +139,7 @@ static void test_nothing_to_move(void **state) {
     close_pair(&p);
 }
 
-static void test_read_some(void **state) {
+static void test_read_some_returns_what_is_there(void **state) {
     (void)state;
     pair p = open_pair();
     char to[16] = {0};
@@ -153,7 +155,7 @@ static void test_read_some(void **state) {
     close_pair(&p);
 }
 
-static void test_deadlines(void **state) {
+static void test_read_and_write_time_out(void **state) {
     (void)state;
     pair p = open_pair();
     uint8_t *memory = calloc(1, BYTES);
@@ -180,7 +182,7 @@ static void test_deadlines(void **state) {
     free(memory);
 }
 
-/** Gives a byte every few milliseconds, until it is stopped. */
+/** Writes a byte every few milliseconds until it is stopped. */
 static void *trickle(void *context) {
     pair *p = context;
     while (!wh_stop_requested(&p->stop) && write(p->ends[0], "x", 1) == 1) {
@@ -214,7 +216,7 @@ static void *stop_soon(void *context) {
     return NULL;
 }
 
-static void test_stop(void **state) {
+static void test_stop_ends_read_and_write(void **state) {
     (void)state;
     uint8_t *memory = calloc(1, BYTES);
     for (int writes = 0; writes < 2; writes++) {
@@ -231,7 +233,7 @@ static void test_stop(void **state) {
         }
         assert_true(wh_clock_now() - begun < LONG_MS / 4 * UINT64_C(1000000));
         pthread_join(thread, NULL);
-        /* Bytes that are there are not taken any more either. */
+        /* After a stop, waiting bytes are not read either. */
         assert_int_equal(write(p.ends[1], "abc", 3), 3);
         must_fail(WHERRY_CANCELLED, error, read_all(p.ends[0], &all, 1, &p.stop, wh_deadline_never(), &error));
         close_pair(&p);
@@ -239,8 +241,8 @@ static void test_stop(void **state) {
     free(memory);
 }
 
-/** What the peer wrote before it went away still comes. */
-static void test_peer_is_gone(void **state) {
+/** Bytes that the peer wrote before it closed still arrive. */
+static void test_reads_the_rest_after_the_peer_closed(void **state) {
     (void)state;
     pair p = open_pair();
     char to[8];
@@ -254,8 +256,8 @@ static void test_peer_is_gone(void **state) {
     close_pair(&p);
 }
 
-/** Memory that is not there, or a descriptor that is none, is not the peer's fault. */
-static void test_own_faults(void **state) {
+/** A bad address or a bad descriptor is reported as a local error, not as a lost peer. */
+static void test_local_errors_are_not_blamed_on_the_peer(void **state) {
     (void)state;
     pair p = open_pair();
     struct iovec nowhere = {(void *)16, 8};
@@ -268,14 +270,14 @@ static void test_own_faults(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_bytes),
-        cmocka_unit_test(test_nothing_to_move),
-        cmocka_unit_test(test_read_some),
-        cmocka_unit_test(test_deadlines),
+        cmocka_unit_test(test_all_bytes_arrive_in_order),
+        cmocka_unit_test(test_empty_runs_succeed),
+        cmocka_unit_test(test_read_some_returns_what_is_there),
+        cmocka_unit_test(test_read_and_write_time_out),
         cmocka_unit_test(test_trickle_ends_at_the_deadline),
-        cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_peer_is_gone),
-        cmocka_unit_test(test_own_faults),
+        cmocka_unit_test(test_stop_ends_read_and_write),
+        cmocka_unit_test(test_reads_the_rest_after_the_peer_closed),
+        cmocka_unit_test(test_local_errors_are_not_blamed_on_the_peer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

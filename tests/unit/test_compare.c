@@ -1,7 +1,7 @@
-/* Comparing: a tree is built twice, with one change. Exactly that change is found, at its path. */
+/* Compares two trees that differ in one place. The comparison must report exactly that path. */
 #include "../support/build.h"
 
-/** One of two values, depending on whether this is the change. */
+/** `changed` if this is the change to make, else `base`. */
 #define CHANGE(number, base, changed) (change == (number) ? (changed) : (base))
 
 static void check_differs(const wherry_value *one, const wherry_value *other, const char *path, unsigned flags) {
@@ -17,7 +17,8 @@ static void check_differs(const wherry_value *one, const wherry_value *other, co
 typedef wherry_value *(*build_fn)(int change);
 
 /**
- * Compares build(0) with build(1), build(2) and so on, one per path; "=" if there is no difference.
+ * Compares build(0) with build(1), build(2) and so on. paths[i] is the expected difference; "="
+ * means none.
  */
 static void check_changes(build_fn build, const char *const *paths, int count) {
     wherry_value *base = build(0);
@@ -48,7 +49,7 @@ static wherry_value *build_scalars(int change) {
                       CHANGE(12, 0, 1) ? build_bytes("a", 1) : build_string("a"), NULL);
 }
 
-static void test_scalars(void **state) {
+static void test_finds_changed_scalars(void **state) {
     (void)state;
     static const char *const paths[] = {"[0]", "[1]", "[2]", "[3]", "[4]",  "[5]",
                                         "[6]", "[7]", "[8]", "[9]", "[10]", "[11]"};
@@ -69,7 +70,7 @@ static wherry_value *build_containers(int change) {
                       "wrapped", wrapped, NULL);
 }
 
-static void test_containers(void **state) {
+static void test_finds_changed_containers(void **state) {
     (void)state;
     static const char *const paths[] = {"list", "longer", "order", "keys", "kinds", "object", "object.x", "wrapped"};
     check_changes(build_containers, paths, 8);
@@ -112,13 +113,13 @@ static wherry_value *build_one_tensor(int change) {
     return build_dict("w", value, NULL);
 }
 
-static void test_tensors(void **state) {
+static void test_finds_changed_tensors(void **state) {
     (void)state;
     static const char *const paths[] = {"w", "w", "w", "w", "w", "w", "w", "w", "w", "="};
     check_changes(build_one_tensor, paths, 10);
 }
 
-static void test_flags(void **state) {
+static void test_flags_relax_the_comparison(void **state) {
     (void)state;
     wherry_value *base = build_one_tensor(0);
     wherry_value *larger = build_one_tensor(8);
@@ -139,7 +140,7 @@ static void test_flags(void **state) {
     wherry_value_destroy(dtype);
 }
 
-/** Four tensors of equal content over storages 0 to 3, as `pattern` says. */
+/** Four equal tensors. Digit i of `pattern` is the number of the storage of tensor i. */
 static wherry_value *build_sharing(const char *pattern) {
     static const int64_t shape[] = {8};
     wherry_storage *storages[4];
@@ -156,7 +157,7 @@ static wherry_value *build_sharing(const char *pattern) {
     return list;
 }
 
-static void test_sharing(void **state) {
+static void test_finds_changed_sharing(void **state) {
     (void)state;
     static const struct {
         const char *one;
@@ -206,7 +207,7 @@ static wherry_value *build_one_dtensor(int change) {
     return build_list(value, NULL);
 }
 
-static void test_dtensors(void **state) {
+static void test_finds_changed_dtensors(void **state) {
     (void)state;
     static const char *const paths[] = {"[0]", "[0]", "[0]", "[0]", "[0]", "[0]", "[0]",
                                         "[0]", "[0]", "[0]", "[0]", "[0]", "[0]"};
@@ -253,7 +254,7 @@ static wherry_value *build_one_sharded(int change) {
     return build_list(value, NULL);
 }
 
-static void test_shardeds(void **state) {
+static void test_finds_changed_sharded_tensors(void **state) {
     (void)state;
     static const char *const paths[] = {"[0]", "[0]", "[0]", "[0]", "[0]", "[0]", "[0]",
                                         "[0]", "[0]", "[0]", "[0]", "[0]", "[0]", "[0]"};
@@ -267,8 +268,8 @@ static void test_shardeds(void **state) {
     wherry_value_destroy(enumerable);
 }
 
-/** Views that are not contiguous; the bytes between their elements do not matter. */
-static void test_strided_content(void **state) {
+/** For views that are not contiguous, bytes between elements do not count. */
+static void test_ignores_bytes_between_elements(void **state) {
     (void)state;
     static const int64_t shape[] = {4, 3};
     static const int64_t strides[] = {2, 20};
@@ -285,7 +286,7 @@ static void test_strided_content(void **state) {
     }
 }
 
-static void test_not_in_host_memory(void **state) {
+static void test_refuses_memory_that_is_not_on_the_host(void **state) {
     (void)state;
     static const int64_t shape[] = {4};
     static const int64_t empty[] = {0};
@@ -313,15 +314,15 @@ static void test_not_in_host_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_scalars),
-        cmocka_unit_test(test_containers),
-        cmocka_unit_test(test_tensors),
-        cmocka_unit_test(test_flags),
-        cmocka_unit_test(test_sharing),
-        cmocka_unit_test(test_dtensors),
-        cmocka_unit_test(test_shardeds),
-        cmocka_unit_test(test_strided_content),
-        cmocka_unit_test(test_not_in_host_memory),
+        cmocka_unit_test(test_finds_changed_scalars),
+        cmocka_unit_test(test_finds_changed_containers),
+        cmocka_unit_test(test_finds_changed_tensors),
+        cmocka_unit_test(test_flags_relax_the_comparison),
+        cmocka_unit_test(test_finds_changed_sharing),
+        cmocka_unit_test(test_finds_changed_dtensors),
+        cmocka_unit_test(test_finds_changed_sharded_tensors),
+        cmocka_unit_test(test_ignores_bytes_between_elements),
+        cmocka_unit_test(test_refuses_memory_that_is_not_on_the_host),
     };
     return cmocka_run_group_tests_name("compare", tests, NULL, NULL);
 }

@@ -13,9 +13,9 @@
 enum { BYTES = 300000 };
 
 /** The digest of the packaged library. */
-static wh_digest plain(const void *bytes, size_t size) {
+static wherry_digest plain(const void *bytes, size_t size) {
     XXH128_canonical_t canonical;
-    wh_digest digest;
+    wherry_digest digest;
     XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes, size));
     memcpy(digest.bytes, canonical.digest, sizeof(digest.bytes));
     return digest;
@@ -31,12 +31,12 @@ static uint8_t *make_bytes(void) {
 }
 
 /** The digest of no bytes is the published 99aa06d3014798d86001c324468d497f. */
-static void test_the_empty_digest(void **state) {
+static void test_digest_of_no_bytes(void **state) {
     (void)state;
     static const uint8_t expected[] = {0x99, 0xaa, 0x06, 0xd3, 0x01, 0x47, 0x98, 0xd8,
                                        0x60, 0x01, 0xc3, 0x24, 0x46, 0x8d, 0x49, 0x7f};
     wh_digester *digester = wh_digester_create();
-    wh_digest digest = wh_digester_end(digester);
+    wherry_digest digest = wh_digester_end(digester);
     assert_memory_equal(digest.bytes, expected, sizeof(expected));
     digest = wh_digest_of(digester, NULL, 0);
     assert_memory_equal(digest.bytes, expected, sizeof(expected));
@@ -45,7 +45,7 @@ static void test_the_empty_digest(void **state) {
 }
 
 /** Sizes around the limits of the algorithm, split into pieces of any size, at any alignment. */
-static void test_pieces(void **state) {
+static void test_digest_does_not_depend_on_pieces(void **state) {
     (void)state;
     static const size_t sizes[] = {1,   3,   4,   8,   9,    16,   17,   128,   129,
                                    240, 241, 256, 257, 1023, 1024, 1025, 65536, 299990};
@@ -54,7 +54,7 @@ static void test_pieces(void **state) {
     wh_digester *digester = wh_digester_create();
     for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
         for (size_t shift = 0; shift < 4; shift++) {
-            wh_digest expected = plain(bytes + shift, sizes[i]);
+            wherry_digest expected = plain(bytes + shift, sizes[i]);
             wh_digester_begin(digester);
             for (size_t at = 0; at < sizes[i];) {
                 size_t left = sizes[i] - at;
@@ -62,7 +62,7 @@ static void test_pieces(void **state) {
                 wh_digester_add(digester, bytes + shift + at, part);
                 at += part;
             }
-            wh_digest digest = wh_digester_end(digester);
+            wherry_digest digest = wh_digester_end(digester);
             assert_true(wh_digest_equal(&digest, &expected));
         }
     }
@@ -73,14 +73,14 @@ static void test_pieces(void **state) {
 /**
  * Segments count as if they were end to end. Empty segments do not matter. The digester is reused.
  */
-static void test_segments(void **state) {
+static void test_segments_count_as_one(void **state) {
     (void)state;
     uint8_t *bytes = make_bytes();
     struct iovec segments[] = {{bytes, 100}, {NULL, 0}, {bytes + 100, 1}, {bytes + 101, 70000}, {bytes + 70101, 0}};
-    wh_digest expected = plain(bytes, 70101);
+    wherry_digest expected = plain(bytes, 70101);
     wh_digester *digester = wh_digester_create();
     for (int i = 0; i < 3; i++) {
-        wh_digest digest = wh_digest_of(digester, segments, 5);
+        wherry_digest digest = wh_digest_of(digester, segments, 5);
         assert_true(wh_digest_equal(&digest, &expected));
         wh_digester_add(digester, bytes, 99); /* the next call discards this */
     }
@@ -93,20 +93,20 @@ static void test_every_bit_counts(void **state) {
     uint8_t *bytes = make_bytes();
     wh_digester *digester = wh_digester_create();
     struct iovec all = {bytes, 4096};
-    wh_digest right = wh_digest_of(digester, &all, 1);
+    wherry_digest right = wh_digest_of(digester, &all, 1);
     for (size_t i = 0; i < 4096; i++) {
         bytes[i] ^= (uint8_t)(1 << i % 8);
-        wh_digest wrong = wh_digest_of(digester, &all, 1);
+        wherry_digest wrong = wh_digest_of(digester, &all, 1);
         assert_false(wh_digest_equal(&right, &wrong));
         bytes[i] ^= (uint8_t)(1 << i % 8);
     }
-    wh_digest again = wh_digest_of(digester, &all, 1);
+    wherry_digest again = wh_digest_of(digester, &all, 1);
     assert_true(wh_digest_equal(&right, &again));
     wh_digester_destroy(digester);
     free(bytes);
 }
 
-static void test_no_memory(void **state) {
+static void test_reports_no_memory(void **state) {
     (void)state;
     counting count;
     counting_begin(&count);
@@ -118,8 +118,9 @@ static void test_no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_empty_digest), cmocka_unit_test(test_pieces),    cmocka_unit_test(test_segments),
-        cmocka_unit_test(test_every_bit_counts), cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_digest_of_no_bytes),    cmocka_unit_test(test_digest_does_not_depend_on_pieces),
+        cmocka_unit_test(test_segments_count_as_one), cmocka_unit_test(test_every_bit_counts),
+        cmocka_unit_test(test_reports_no_memory),
     };
     return cmocka_run_group_tests_name("digest", tests, NULL, NULL);
 }

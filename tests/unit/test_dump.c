@@ -22,7 +22,7 @@ static void check_dump(wherry_value *value, const char *expected) {
     wherry_value_destroy(value);
 }
 
-static void test_tree(void **state) {
+static void test_prints_a_tree(void **state) {
     (void)state;
     static const int64_t shape[] = {2, 3};
     static const int64_t strides[] = {1, 2};
@@ -52,7 +52,7 @@ static void test_tree(void **state) {
                      "  {0.5}: -0xababababababababab\n");
 }
 
-static void test_scalars(void **state) {
+static void test_prints_scalars(void **state) {
     (void)state;
     check_dump(build_none(), "none\n");
     check_dump(build_float(-0.0), "-0.0\n");
@@ -64,7 +64,7 @@ static void test_scalars(void **state) {
 }
 
 /** Long texts are truncated between characters, and show their length. */
-static void test_long_texts(void **state) {
+static void test_truncates_long_texts(void **state) {
     (void)state;
     char text[82] = "a";
     for (size_t i = 1; i < 81; i += 2) {
@@ -81,7 +81,7 @@ static void test_long_texts(void **state) {
     wherry_value_destroy(value);
 }
 
-static void test_dtensor_and_sharded(void **state) {
+static void test_prints_sharded_tensors(void **state) {
     (void)state;
     static const int64_t mesh_shape[] = {1, 2, 1, 1};
     static const int64_t local[] = {2, 3};
@@ -127,7 +127,7 @@ static wherry_value *build_many(int count) {
 }
 
 /** With and without a stream buffer, full or not. */
-static void test_write_fails(void **state) {
+static void test_reports_a_failed_write(void **state) {
     (void)state;
     static const struct {
         int mode;
@@ -147,7 +147,7 @@ static void test_write_fails(void **state) {
 }
 
 /** The buffer of the stream is flushed before the function returns. */
-static void test_write_of_little_fails(void **state) {
+static void test_reports_a_failed_flush(void **state) {
     (void)state;
     FILE *full = fopen("/dev/full", "w");
     assert_non_null(full);
@@ -158,7 +158,7 @@ static void test_write_of_little_fails(void **state) {
     assert_int_equal(status, WHERRY_SYSTEM);
 }
 
-static void test_deep(void **state) {
+static void test_prints_the_deepest_tree(void **state) {
     (void)state;
     wherry_value *deep = build_nest(WHERRY_DEPTH_MAX, build_int(5));
     char *text = dump(deep);
@@ -167,7 +167,7 @@ static void test_deep(void **state) {
     wherry_value_destroy(deep);
 }
 
-static void test_null(void **state) {
+static void test_refuses_NULL(void **state) {
     (void)state;
     wherry_error error;
     wherry_value *value = build_int(1);
@@ -178,10 +178,10 @@ static void test_null(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tree),        cmocka_unit_test(test_scalars),
-        cmocka_unit_test(test_long_texts),  cmocka_unit_test(test_dtensor_and_sharded),
-        cmocka_unit_test(test_write_fails), cmocka_unit_test(test_write_of_little_fails),
-        cmocka_unit_test(test_deep),        cmocka_unit_test(test_null),
+        cmocka_unit_test(test_prints_a_tree),           cmocka_unit_test(test_prints_scalars),
+        cmocka_unit_test(test_truncates_long_texts),    cmocka_unit_test(test_prints_sharded_tensors),
+        cmocka_unit_test(test_reports_a_failed_write),  cmocka_unit_test(test_reports_a_failed_flush),
+        cmocka_unit_test(test_prints_the_deepest_tree), cmocka_unit_test(test_refuses_NULL),
     };
     return cmocka_run_group_tests_name("dump", tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * Files of every format: a state reads back as it was written, and an error names what a format
- * cannot hold.
+ * Files of every format: a state is read back as it was written. If a format cannot hold a value,
+ * the error names it.
  */
 #include <errno.h>
 
@@ -47,7 +47,7 @@ static void write_file(const char *path, const wherry_value *state, const wherry
     }
 }
 
-/** Writes a state and reads it back. No other files are left. */
+/** Writes a state and reads it back. Leaves no other file. */
 static void check_round(const char *name, const wherry_value *state, const wherry_value *expected) {
     const char *path = scratch_file(&folder, name);
     write_file(path, state, NULL);
@@ -61,7 +61,7 @@ static void check_round(const char *name, const wherry_value *state, const wherr
     assert_int_equal(scratch_count(&folder), 0);
 }
 
-/** Writes tensors of every dtype; `known` of them must be accepted, and the others refused. */
+/** Writes tensors of every dtype. `known` dtypes must be accepted, and the others refused. */
 static void check_dtypes(const char *name, wherry_file_format format, size_t known) {
     wherry_value *state = build_dict(NULL);
     size_t count = 0;
@@ -86,13 +86,13 @@ static void check_dtypes(const char *name, wherry_file_format format, size_t kno
     wherry_value_destroy(state);
 }
 
-static void test_dtypes(void **state) {
+static void test_every_dtype_is_kept_or_refused(void **state) {
     (void)state;
     check_dtypes("a.safetensors", WHERRY_FILE_SAFETENSORS, 20);
     check_dtypes("a.wherry", WHERRY_FILE_WHERRY, 46);
 }
 
-static void test_empty(void **state) {
+static void test_empty_states_are_kept(void **state) {
     (void)state;
     wherry_value *nothing = build_dict(NULL);
     check_round("a.safetensors", nothing, nothing);
@@ -106,7 +106,7 @@ static void test_empty(void **state) {
 }
 
 /** Names are joined by dots. Metadata stays metadata. */
-static void test_nested(void **state) {
+static void test_nested_names_are_joined(void **state) {
     (void)state;
     wherry_value *nested = build_dict(
         "layers", build_list(build_dict("w", tensor(WHERRY_F32, 2, 2, 1), NULL), tensor(WHERRY_U8, 3, 1, 2), NULL),
@@ -122,8 +122,8 @@ static void test_nested(void **state) {
     wherry_value_destroy(flat);
 }
 
-/** Of a storage, only the part that a view covers is written. */
-static void test_views(void **state) {
+/** Only the part of a storage that a view covers is written. */
+static void test_only_viewed_bytes_are_written(void **state) {
     (void)state;
     wherry_storage *storage = build_storage(400, 9);
     wherry_value *views = build_dict("a", build_view(storage, WHERRY_F32, 10, 2, SHAPE(2, 3), NULL), "b",
@@ -141,12 +141,12 @@ static void refuse(wherry_file_format format, wherry_value *value, const char *p
     must_fail(WHERRY_UNSUPPORTED, error, wherry_file_accepts(format, value, &error));
     assert_string_equal(error.path, path);
     if (!strstr(error.message, why)) {
-        fail_msg("'%s' does not say '%s'", error.message, why);
+        fail_msg("the message '%s' lacks '%s'", error.message, why);
     }
     wherry_value_destroy(value);
 }
 
-static void test_refused(void **state) {
+static void test_refuses_what_a_format_cannot_hold(void **state) {
     (void)state;
     wherry_file_format st = WHERRY_FILE_SAFETENSORS;
     wherry_storage *storage = build_storage(400, 9);
@@ -189,7 +189,7 @@ static void test_refused(void **state) {
 }
 
 /** Wherry's own files hold any state, with shared storages. */
-static void test_any_state(void **state) {
+static void test_native_format_holds_any_state(void **state) {
     (void)state;
     wherry_file_write_options options;
     wherry_file_write_options_init(&options);
@@ -213,7 +213,7 @@ static void test_any_state(void **state) {
     }
 }
 
-static void test_shards(void **state) {
+static void test_states_are_split_into_shards(void **state) {
     (void)state;
     wherry_value *source =
         build_dict("a", tensor(WHERRY_U8, 10, 10, 1), "b", tensor(WHERRY_F32, 10, 10, 2), "c",
@@ -224,7 +224,7 @@ static void test_shards(void **state) {
     options.shard_bytes = 460;
     const char *path = scratch_file(&folder, "model.safetensors.index.json");
     write_file(path, source, &options);
-    assert_int_equal(scratch_count(&folder), 4); /* a | b c | d e, and the index */
+    assert_int_equal(scratch_count(&folder), 4); /* the shards a, bc and de, and the index */
     wherry_file *file = open_file(path);
     must(wherry_value_compare(wherry_file_state(file), source, WHERRY_COMPARE_ALL, &error));
     wherry_file_summary figures;
@@ -245,7 +245,7 @@ static void test_shards(void **state) {
     wherry_value_destroy(source);
 }
 
-static void test_names_of_formats(void **state) {
+static void test_formats_have_names(void **state) {
     (void)state;
     assert_int_equal(wherry_file_format_of("a/b.safetensors"), WHERRY_FILE_SAFETENSORS);
     assert_int_equal(wherry_file_format_of("b.safetensors.index.json"), WHERRY_FILE_SHARDED);
@@ -256,8 +256,8 @@ static void test_names_of_formats(void **state) {
     assert_string_equal(wherry_file_format_name((wherry_file_format)77), "?");
 }
 
-/** A mapping lives as long as its last storage; a private one can be written. */
-static void test_mapping(void **state) {
+/** A mapping lives as long as its last storage. A private mapping can be written. */
+static void test_mapping_lives_as_long_as_its_storages(void **state) {
     (void)state;
     wherry_value *source = build_dict("a", tensor(WHERRY_U8, 100, 100, 1), NULL);
     const char *path = scratch_file(&folder, "m.safetensors");
@@ -303,7 +303,7 @@ static void damage(const char *path, long offset) {
     fclose(out);
 }
 
-static void test_damage(void **state) {
+static void test_finds_damaged_bytes(void **state) {
     (void)state;
     wherry_value *source =
         build_dict("a", tensor(WHERRY_U8, 100, 100, 1), "b", build_list(tensor(WHERRY_F64, 100, 2, 2), NULL), NULL);
@@ -333,7 +333,7 @@ static void test_damage(void **state) {
 }
 
 /** The format `bytes` holds any file, and is used only on request. */
-static void test_bytes(void **state) {
+static void test_format_bytes_holds_any_file(void **state) {
     (void)state;
     const char *path = scratch_file(&folder, "any");
     wherry_value *bytes = build_tensor(build_storage(1000, 3), WHERRY_U8, 0, 1, SHAPE(1000), NULL);
@@ -368,17 +368,17 @@ static void test_bytes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_dtypes, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_empty, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_nested, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_views, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_refused, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_any_state, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_shards, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_bytes, set_up, tear_down),
-        cmocka_unit_test(test_names_of_formats),
-        cmocka_unit_test_setup_teardown(test_mapping, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_damage, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_every_dtype_is_kept_or_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_empty_states_are_kept, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_nested_names_are_joined, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_only_viewed_bytes_are_written, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_refuses_what_a_format_cannot_hold, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_native_format_holds_any_state, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_states_are_split_into_shards, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_format_bytes_holds_any_file, set_up, tear_down),
+        cmocka_unit_test(test_formats_have_names),
+        cmocka_unit_test_setup_teardown(test_mapping_lives_as_long_as_its_storages, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_finds_damaged_bytes, set_up, tear_down),
     };
     return cmocka_run_group_tests_name("file_formats", tests, NULL, NULL);
 }

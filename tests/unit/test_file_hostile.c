@@ -1,6 +1,6 @@
 /*
- * Hostile files: each gets its expected status and an error that names file, tensor and byte;
- * nothing leaks.
+ * Hostile files. Each gives its expected status and an error that names file, tensor and byte
+ * offset. Nothing leaks.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -45,12 +45,12 @@ static bool check_line(const char *name, const char *status_name, const char *wh
                  strcmp(name, "storage_huge.wherry") == 0 || strcmp(name, "file_missing.safetensors.index.json") == 0 ||
                  strcmp(name, "file_not_safetensors.safetensors.index.json") == 0;
     if (!named) {
-        print_error("%s: not named in '%s'\n", name, error.message);
+        print_error("%s: the message '%s' does not name the file\n", name, error.message);
     }
     return named;
 }
 
-static void test_bad(void **state) {
+static void test_bad_files_give_their_status(void **state) {
     (void)state;
     char path[1024];
     char line[1024];
@@ -92,8 +92,25 @@ static wherry_status open_cut(const void *bytes, size_t size, wherry_file_format
     return status;
 }
 
-/** Good files open. Truncated at any byte, they do not. */
-static void test_good(void **state) {
+/** A mismatch of sizes or counts is reported with both numbers. */
+static void test_messages_name_both_sides(void **state) {
+    (void)state;
+    char path[1024];
+    wherry_file *file;
+    golden_path(path, "bad", "digests_not_said.wherry");
+    must_fail(WHERRY_MALFORMED, error, wherry_file_open(path, NULL, &file, &error));
+    assert_non_null(strstr(error.message, "the header counts 1 digests, but its flags say that there are none"));
+    golden_path(path, "bad", "digests_missing.wherry");
+    must_fail(WHERRY_MALFORMED, error, wherry_file_open(path, NULL, &file, &error));
+    assert_non_null(strstr(error.message, "the file has 0 digests, but 1 chunks"));
+
+    static const uint8_t cut[] = {100, 0, 0, 0, 0, 0, 0, 0, '{', '}'};
+    must_fail(WHERRY_TRUNCATED, error, open_cut(cut, sizeof(cut), WHERRY_FILE_SAFETENSORS));
+    assert_non_null(strstr(error.message, "the file has 10 bytes, but its header ends at byte 108"));
+}
+
+/** Good files can be opened. Truncated at any byte, they cannot. */
+static void test_truncated_files_are_refused(void **state) {
     (void)state;
     static const char *const names[] = {"plain.safetensors", "no_metadata.safetensors", "plain.wherry"};
     for (int i = 0; i < 3; i++) {
@@ -112,17 +129,17 @@ static void test_good(void **state) {
         for (size_t cut = 0; cut < size; cut++) {
             wherry_status status = open_cut(bytes, cut, format);
             if (status != WHERRY_TRUNCATED && status != WHERRY_MALFORMED) {
-                fail_msg("%s cut to %zu bytes: %s", names[i], cut, wherry_status_name(status));
+                fail_msg("%s truncated to %zu bytes: %s", names[i], cut, wherry_status_name(status));
             }
         }
     }
 }
 
 /**
- * Memory and time depend on what the header contains, not on what it claims or how large the file
- * is.
+ * Memory and time depend on the content of the header, not on the sizes that it claims or the size
+ * of the file.
  */
-static void test_sparse(void **state) {
+static void test_large_sparse_files_need_little_memory(void **state) {
     (void)state;
     enum { TENSORS = 1000 };
     scratch folder = scratch_open();
@@ -158,7 +175,7 @@ static void test_sparse(void **state) {
         wherry_file_close(file);
         wherry_allocator_set(NULL);
         static uint64_t calls;
-        /* the same work for a thousand times as many bytes */
+        /* a file a thousand times as large needs the same work */
         assert_true(k == 0 || memory.calls == calls);
         calls = memory.calls;
     }
@@ -167,9 +184,10 @@ static void test_sparse(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad),
-        cmocka_unit_test(test_good),
-        cmocka_unit_test(test_sparse),
+        cmocka_unit_test(test_bad_files_give_their_status),
+        cmocka_unit_test(test_messages_name_both_sides),
+        cmocka_unit_test(test_truncated_files_are_refused),
+        cmocka_unit_test(test_large_sparse_files_need_little_memory),
     };
     return cmocka_run_group_tests_name("file_hostile", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Every allocation fails in turn, also Jansson's: WHERRY_NO_MEMORY, no leak, no file left. */
+/* Each allocation fails in turn, also Jansson's: WHERRY_NO_MEMORY, no leak, no file left. */
 #include <jansson.h>
 
 #include <wherry/file.h>
@@ -57,7 +57,7 @@ static wherry_status try_write(size_t name, const wherry_value *state, wherry_er
     return wherry_file_write(scratch_file(&output, names[name]), state, &options, error);
 }
 
-/** Opens a bad file of each format: filling the error may need memory too. */
+/** Opens a bad file of each format, because filling the error may also need memory. */
 static wherry_status try_bad(size_t name, const wherry_value *state, wherry_error *error) {
     static const char *const bad[] = {"overlap.safetensors", "tensor_missing.safetensors.index.json",
                                       "digests_missing.wherry"};
@@ -84,7 +84,7 @@ static void fail_all(size_t name, try_fn attempt, const wherry_value *state) {
         memory.fail = 0;
         if (status != WHERRY_OK && (status != WHERRY_NO_MEMORY || error.status != status || memory.held != held ||
                                     scratch_count(&output) != 0)) {
-            fail_msg("%s, allocation %d: %s (%s), %d blocks kept, %zu files", names[name], (int)failures + 1,
+            fail_msg("%s, allocation %d: %s (%s), %d blocks leaked, %zu files left", names[name], (int)failures + 1,
                      wherry_status_name(status), error.message, (int)(memory.held - held), scratch_count(&output));
         }
         assert_int_equal(memory.held, held);
@@ -94,7 +94,7 @@ static void fail_all(size_t name, try_fn attempt, const wherry_value *state) {
     output = scratch_open();
 }
 
-static void test_every_allocation(void **state) {
+static void test_every_failed_allocation_is_reported(void **state) {
     (void)state;
     folder = scratch_open();
     output = scratch_open();
@@ -122,7 +122,7 @@ static void test_every_allocation(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_allocation),
+        cmocka_unit_test(test_every_failed_allocation_is_reported),
     };
     return cmocka_run_group_tests_name("file_memory", tests, NULL, NULL);
 }

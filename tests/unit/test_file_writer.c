@@ -1,4 +1,6 @@
-/* Writing files: directly from a receive; and a name never refers to an incomplete file. */
+/*
+ * Writing files: a receive writes directly into a file. A name never refers to an incomplete file.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -93,7 +95,7 @@ static bool has_no_shards(const wherry_value *state) {
     return none;
 }
 
-/** Receives into a file. @return the bytes that moved. */
+/** Receives into a file. @return the number of bytes that moved. */
 static uint64_t receive_file(const wherry_value *source, landing *l, uint32_t flags) {
     ferry_world world = ferry_open();
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
@@ -106,8 +108,8 @@ static uint64_t receive_file(const wherry_value *source, landing *l, uint32_t fl
     must(wherry_file_writer_finish(l->writer, &error));
     wherry_file_writer_destroy(l->writer);
     /*
-     * The received state outlives the writer. A ShardedTensor names the receiving rank, so it
-     * differs.
+     * The received state outlives the writer. States with a ShardedTensor differ, because it names
+     * the receiving rank.
      */
     if (has_no_shards(source) &&
         wherry_value_compare(calls[1].received, source, WHERRY_COMPARE_NO_SHARING, &error) != WHERRY_OK) {
@@ -118,7 +120,7 @@ static uint64_t receive_file(const wherry_value *source, landing *l, uint32_t fl
     return calls[1].stats.bytes_moved;
 }
 
-static void test_received(void **state) {
+static void test_receives_into_a_file(void **state) {
     (void)state;
     wherry_value *source =
         build_dict("a", bytes(5 << 20, 1), "b", bytes(77, 2), "c", bytes(3 << 20, 3), "none", bytes(0, 4),
@@ -134,20 +136,20 @@ static void test_received(void **state) {
     wherry_value_destroy(source);
 }
 
-static void test_received_any_state(void **state) {
+static void test_receives_any_state_into_a_file(void **state) {
     (void)state;
     for (uint64_t seed = 100; seed < 160; seed++) {
         wh_random random = {seed};
         wherry_value *source = wh_random_state(&random);
         landing l = {scratch_file(&folder, "a.wherry"), with_flags(WHERRY_FILE_DIGESTS), NULL};
-        receive_file(source, &l, WHERRY_RECV_ANY_BOX); /* the file holds the part of rank 0 */
+        receive_file(source, &l, WHERRY_RECV_ANY_BOX); /* the file has the part of rank 0 */
         expect_file(l.path, source);
         wherry_value_destroy(source);
     }
 }
 
-/** What an earlier receive left in the part is not moved again. */
-static void test_resumed(void **state) {
+/** Bytes that an earlier receive left in the part file do not move again. */
+static void test_resume_moves_only_the_rest(void **state) {
     (void)state;
     enum { LARGE = 24 << 20 };
     wherry_value *source = build_dict("a", bytes(LARGE, 1), "b", bytes(77, 2), NULL);
@@ -156,7 +158,7 @@ static void test_resumed(void **state) {
     assert_false(wherry_file_writer_resumed(writer));
     memcpy(data_of(wherry_file_writer_target(writer), "a"), data_of(source, "a"), LARGE / 2);
     wherry_value *kept;
-    /* which does not lock the part */
+    /* the copy does not lock the part file */
     must(wherry_value_copy(wherry_file_writer_target(writer), &kept, &error));
     wherry_file_writer_destroy(writer);
     assert_int_equal(scratch_count(&folder), 1);
@@ -174,7 +176,7 @@ static void test_resumed(void **state) {
     expect_file(path, source);
     assert_int_equal(scratch_count(&folder), 1);
 
-    /* A part of another state is not resumed. */
+    /* The part file of another state is not resumed. */
     writer = begin(path, source, WHERRY_FILE_KEEP_PART);
     memset(data_of(wherry_file_writer_target(writer), "b"), 7, 77);
     wherry_file_writer_destroy(writer);
@@ -189,8 +191,8 @@ static void test_resumed(void **state) {
 }
 
 /**
- * Resuming reserves disk space that the earlier writer could not get; and a writer that gets none
- * leaves no part.
+ * Resuming reserves disk space that the earlier writer could not get. A writer that gets no space
+ * leaves no part file.
  */
 static void test_resuming_reserves_space(void **state) {
     (void)state;
@@ -225,10 +227,10 @@ static void test_resuming_reserves_space(void **state) {
 }
 
 /**
- * A file is truncated while it is sent, and the kernel reads its bytes: both sides fail, without a
- * signal.
+ * If a file is truncated while the kernel reads it for a send, both sides fail with an error,
+ * without a signal.
  */
-static void test_cut_while_sent(void **state) {
+static void test_truncation_while_sending_is_an_error(void **state) {
     (void)state;
     enum { LARGE = 16 << 20 };
     wherry_value *source = build_dict("a", bytes(LARGE, 1), NULL);
@@ -254,7 +256,7 @@ static void test_cut_while_sent(void **state) {
 
 /* ---- complete or absent ---- */
 
-static void test_abandoned(void **state) {
+static void test_abandoned_file_is_removed(void **state) {
     (void)state;
     wherry_value *one = build_dict("a", bytes(1000, 1), NULL);
     wherry_value *two = build_dict("a", bytes(2000, 2), NULL);
@@ -278,8 +280,8 @@ static void test_abandoned(void **state) {
     wherry_value_destroy(two);
 }
 
-/** A killed process leaves its part, and the next writer takes it over. */
-static void test_killed(void **state) {
+/** A killed process leaves its part file, and the next writer takes it over. */
+static void test_next_writer_takes_over_the_part(void **state) {
     (void)state;
     wherry_value *one = build_dict("a", bytes(1000, 1), NULL);
     wherry_value *two = build_dict("a", bytes(2000, 2), NULL);
@@ -306,7 +308,7 @@ static void test_killed(void **state) {
     wherry_value_destroy(two);
 }
 
-static void test_one_at_a_time(void **state) {
+static void test_refuses_a_second_writer(void **state) {
     (void)state;
     wherry_value *source = build_dict("a", bytes(1000, 1), NULL);
     const char *path = scratch_file(&folder, "a.wherry");
@@ -314,14 +316,14 @@ static void test_one_at_a_time(void **state) {
     wherry_file_writer *second = NULL;
     must_fail(WHERRY_REFUSED, error, wherry_file_writer_create(path, source, NULL, &second, &error));
     assert_null(second);
-    assert_int_equal(scratch_count(&folder), 1); /* the part of the first writer */
+    assert_int_equal(scratch_count(&folder), 1); /* the part file of the first writer */
     wherry_file_writer_destroy(first);
     first = begin(path, source, 0);
     wherry_file_writer_destroy(first);
     wherry_value_destroy(source);
 }
 
-static void test_no_place(void **state) {
+static void test_reports_files_that_cannot_be_created(void **state) {
     (void)state;
     wherry_value *source = build_dict("a", bytes(1 << 20, 1), NULL);
     wherry_file_writer *writer;
@@ -351,8 +353,8 @@ static void test_no_place(void **state) {
     wherry_value_destroy(source);
 }
 
-/** The index is renamed last: until then there is no checkpoint. */
-static void test_shards_move_last(void **state) {
+/** The index is renamed last. Until then there is no checkpoint. */
+static void test_index_is_renamed_last(void **state) {
     (void)state;
     wherry_value *source = build_dict("a", bytes(1000, 1), "b", bytes(1000, 2), NULL);
     wherry_file_write_options options = with_flags(0);
@@ -365,14 +367,14 @@ static void test_shards_move_last(void **state) {
     must_fail(WHERRY_SYSTEM, error, wherry_file_writer_finish(writer, &error));
     assert_int_equal(access(path, F_OK), -1);
     rmdir(obstacle);
-    must(wherry_file_writer_finish(writer, &error)); /* finishing can be repeated */
+    must(wherry_file_writer_finish(writer, &error)); /* a second finish succeeds */
     assert_int_equal(access(path, F_OK), 0);
     wherry_file_writer_destroy(writer);
     assert_int_equal(scratch_count(&folder), 3);
     wherry_value_destroy(source);
 }
 
-static void test_mode(void **state) {
+static void test_file_has_the_requested_mode(void **state) {
     (void)state;
     wherry_value *source = build_dict(NULL);
     wherry_file_write_options options = with_flags(0);
@@ -387,7 +389,7 @@ static void test_mode(void **state) {
     wherry_value_destroy(source);
 }
 
-static void test_other_memory(void **state) {
+static void test_refuses_tensors_without_memory(void **state) {
     (void)state;
     int64_t count = 10;
     wherry_value *bare = build_dict("a", build_tensor(build_bare(10), WHERRY_U8, 0, 1, &count, NULL), NULL);
@@ -400,7 +402,7 @@ static void test_other_memory(void **state) {
 }
 
 /** Bytes that no tensor covers are not written, and take no disk space. */
-static void test_holes(void **state) {
+static void test_uncovered_bytes_take_no_disk_space(void **state) {
     (void)state;
     static const int64_t strides[] = {1 << 20, 100};
     for (int i = 0; i < 2; i++) {
@@ -433,19 +435,19 @@ int main(void) {
     ferry_kind = &kind;
     ferry_lane = "stream";
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_received, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_received_any_state, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_resumed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_receives_into_a_file, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_receives_any_state_into_a_file, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_resume_moves_only_the_rest, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_resuming_reserves_space, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_cut_while_sent, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_abandoned, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_killed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_one_at_a_time, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_no_place, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_shards_move_last, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_mode, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_other_memory, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_holes, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_truncation_while_sending_is_an_error, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_abandoned_file_is_removed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_next_writer_takes_over_the_part, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_refuses_a_second_writer, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_reports_files_that_cannot_be_created, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_index_is_renamed_last, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_file_has_the_requested_mode, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_refuses_tensors_without_memory, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_uncovered_bytes_take_no_disk_space, set_up, tear_down),
     };
     return cmocka_run_group_tests_name("file_writer", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /*
- * Golden manifests: good ones are encoded to the same bytes again, bad ones give their listed
+ * Golden manifests. Good ones are decoded and encoded to the same bytes. Bad ones give the listed
  * status.
  */
 #include <dirent.h>
@@ -37,7 +37,7 @@ static file read_file(const char *folder, const char *name, const char *ending) 
     return content;
 }
 
-/** A copy of exactly the right size, so that a sanitizer detects a read beyond its end. */
+/** Decodes a copy of exactly this size, so that a sanitizer detects a read past the end. */
 static wherry_status decode(const void *bytes, size_t size, wherry_prepared **prepared_p, wherry_error *error) {
     char *exact = malloc(size ? size : 1);
     memcpy(exact, bytes, size);
@@ -61,7 +61,7 @@ static void check_good(const char *name, const file *golden) {
     size_t size;
     assert_int_equal(wherry_manifest_encode(prepared, &bytes, &size, NULL), WHERRY_OK);
     if (size != golden->size || memcmp(bytes, golden->bytes, size) != 0) {
-        fail_msg("%s: encoded again it is not the same", name);
+        fail_msg("%s: encoding the decoded state gives other bytes", name);
     }
     wherry_free(bytes);
     wherry_prepared_destroy(prepared);
@@ -73,12 +73,12 @@ static void check_cut(const char *name, const file *golden) {
         wherry_error error;
         wherry_status status = decode(golden->bytes, size, &prepared, &error);
         if (status != WHERRY_TRUNCATED) {
-            fail_msg("%s cut to %zu bytes: %s", name, size, wherry_status_name(status));
+            fail_msg("%s truncated to %zu bytes: %s", name, size, wherry_status_name(status));
         }
     }
 }
 
-static void test_good(void **state) {
+static void test_good_manifests_keep_their_bytes(void **state) {
     (void)state;
     char path[1024];
     snprintf(path, sizeof(path), "%s/good", getenv("WHERRY_GOLDEN"));
@@ -95,7 +95,7 @@ static void test_good(void **state) {
     free(entries);
 }
 
-static void test_bad(void **state) {
+static void test_bad_manifests_give_their_status(void **state) {
     (void)state;
     file list = read_file("bad", "expected", ".tsv");
     list.bytes[list.size] = '\0';
@@ -129,8 +129,8 @@ static void test_bad(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),
-        cmocka_unit_test(test_bad),
+        cmocka_unit_test(test_good_manifests_keep_their_bytes),
+        cmocka_unit_test(test_bad_manifests_give_their_status),
     };
     return cmocka_run_group_tests_name("golden", tests, NULL, NULL);
 }

@@ -1,8 +1,9 @@
 /*
- * Addresses of a group: good and bad texts, what each launcher says, and every allocation failing.
+ * Addresses of a group: valid and invalid texts, the variables of each launcher, and failing
+ * allocations.
  */
 #include "../support/build.h"
-#include "../support/counting_allocator.h"
+#include "../support/counting_fixture.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,21 +18,7 @@ enum { VARIABLES = 14, LONGEST = 107 };
 #define TEN "0123456789"
 #define HUNDRED TEN TEN TEN TEN TEN TEN TEN TEN TEN TEN
 
-static counting count;
-
-static int begin(void **state) {
-    (void)state;
-    counting_begin(&count);
-    return 0;
-}
-
-static int end(void **state) {
-    (void)state;
-    wherry_allocator_set(NULL);
-    return count.held != 0 || count.wrong != 0;
-}
-
-/** Looks up in an array of "NAME=value" that ends with NULL. */
+/** Looks up a name in a NULL-terminated array of "NAME=value". */
 static const char *look_up(void *context, const char *name) {
     size_t size = strlen(name);
     for (const char *const *variables = context; *variables; variables++) {
@@ -61,7 +48,7 @@ typedef struct good_row {
     int32_t rank;
     int32_t size;
     const char *job;
-    const char *meeting; /* as describe says it */
+    const char *meeting; /* as returned by describe() */
     const char *source;
 } good_row;
 
@@ -110,7 +97,7 @@ static const good_row good_texts[] = {
     UNIX("unix:///" HUNDRED "01234%35?rank=0&size=1", 0, 1, "", "/" HUNDRED "012345"),
 };
 
-static void test_good_texts(void **state) {
+static void test_accepts_good_addresses(void **state) {
     (void)state;
     assert_int_equal(strlen("/" HUNDRED "012345"), LONGEST);
     for (size_t i = 0; i < sizeof(good_texts) / sizeof(good_texts[0]); i++) {
@@ -118,7 +105,7 @@ static void test_good_texts(void **state) {
     }
 }
 
-/** Two pieces of the message, and the example in it. */
+/** An invalid text, and two parts of the expected message. */
 typedef struct bad_row {
     const char *text;
     const char *words;
@@ -134,16 +121,17 @@ static void must_refuse(const char *text, const char *const *variables, const ch
     must_fail(WHERRY_INVALID_ARGUMENT, error,
               wh_group_address_parse(text, look_up, (void *)variables, &address, &error));
     if (!strstr(error.message, words) || !strstr(error.message, more) || !strstr(error.message, example)) {
-        fail_msg("'%s': '%s' lacks '%s', '%s' or '%s'", text ? text : "NULL", error.message, words, more, example);
+        fail_msg("'%s': the message '%s' lacks '%s', '%s' or '%s'", text ? text : "NULL", error.message, words, more,
+                 example);
     }
     assert_true(wh_utf8_valid(error.message, strlen(error.message)));
     assert_memory_equal(&address, &before, sizeof(address));
     assert_int_equal(wh_group_address_parse(text, look_up, (void *)variables, &address, NULL), WHERRY_INVALID_ARGUMENT);
-    assert_int_equal(count.held, 0);
+    assert_int_equal(counted.held, 0);
 }
 
 static const bad_row bad_tcp[] = {
-    {NULL, "there is no address", ""},
+    {NULL, "the address is NULL", ""},
     {"", "does not begin with", "env://"},
     {"host0:29500", "'host0:29500' does not begin with", "tcp://"},
     {"http://h:1?rank=0&size=1", "'http://h:1", "does not begin with"},
@@ -156,12 +144,12 @@ static const bad_row bad_tcp[] = {
     {"tcp://?rank=0&size=1", "empty meeting point", ""},
     {"tcp://h:1,?rank=0&size=1", "empty meeting point", ""},
     {"tcp://h:1,,g:2?rank=0&size=1", "empty meeting point", ""},
-    {"tcp://:1?rank=0&size=1", "host is empty", "':1'"},
-    {"tcp://h:1,:2?rank=0&size=1", "host is empty", "':2'"},
-    {"tcp://[]:1?rank=0&size=1", "host is empty", "'[]:1'"},
+    {"tcp://:1?rank=0&size=1", "has no host", "':1'"},
+    {"tcp://h:1,:2?rank=0&size=1", "has no host", "':2'"},
+    {"tcp://[]:1?rank=0&size=1", "has no host", "'[]:1'"},
     {"tcp://h?rank=0&size=1", "has no port", "'h'"},
-    {"tcp://[::1]?rank=0&size=1", "a port must follow", "'[::1]'"},
-    {"tcp://[::1]x:1?rank=0&size=1", "a port must follow", ""},
+    {"tcp://[::1]?rank=0&size=1", "no colon and port follow", "'[::1]'"},
+    {"tcp://[::1]x:1?rank=0&size=1", "no colon and port follow", ""},
     {"tcp://[::1:1?rank=0&size=1", "']' is missing", "'[::1:1'"},
     {"tcp://::1:80?rank=0&size=1", "in brackets", "'::1:80'"},
     {"tcp://[", "']' is missing", "'['"},
@@ -224,8 +212,8 @@ static const bad_row bad_tcp[] = {
     {"tcp://h:1?rank=0&size=0", "size is '0'", "from 1 to 2147483647"},
     {"tcp://h:1?rank=0&size=-2", "size is '-2'", ""},
     {"tcp://h:1?rank=0&size=2147483648", "size is '2147483648'", ""},
-    {"tcp://h:1?rank=2&size=2", "rank is 2 and size is 2", "below the size"},
-    {"tcp://h:1?rank=3&size=2", "rank is 3 and size is 2", "below the size"},
+    {"tcp://h:1?rank=2&size=2", "rank is 2 and size is 2", "ranks are 0 to size - 1"},
+    {"tcp://h:1?rank=3&size=2", "rank is 3 and size is 2", "ranks are 0 to size - 1"},
 
     {"tcp://h:1?rank=0&size=2&job=%", "'%': '%' is not followed", "two hexadecimal digits"},
     {"tcp://h:1?rank=0&size=2&job=%4", "'%4': '%' is not followed", ""},
@@ -267,7 +255,7 @@ static const bad_row bad_env[] = {
     {"env://?job=%0a", "control character", ""},
 };
 
-static void test_shortcut(void **state) {
+static void test_reads_the_shortcut_key(void **state) {
     (void)state;
     static const char *const one[] = {"WHERRY_RANK=0", "WHERRY_SIZE=2", "WHERRY_RENDEZVOUS=h:1", NULL};
     static const struct {
@@ -288,7 +276,7 @@ static void test_shortcut(void **state) {
     }
 }
 
-static void test_bad_texts(void **state) {
+static void test_refuses_bad_addresses(void **state) {
     (void)state;
     static const char *const variables[] = {"WHERRY_RANK=0", "WHERRY_SIZE=1", NULL};
     for (size_t i = 0; i < sizeof(bad_tcp) / sizeof(bad_tcp[0]); i++) {
@@ -312,7 +300,7 @@ static void test_bad_texts(void **state) {
 #define PMI "PMI_RANK=5", "PMI_SIZE=8"
 #define MASTER "MASTER_ADDR=node0", "MASTER_PORT=29500"
 
-/* Each launcher's own variables, and who comes first where several are there. */
+/* The variables of each launcher, and their precedence if several are set. */
 static const good_row launchers[] = {
     {"env://", {WHERRY, MEET}, WH_ADDRESS_TCP, 1, 8, "", "h 1", "WHERRY_RANK"},
     {"env://", {TORCH, MEET}, WH_ADDRESS_TCP, 2, 8, "", "h 1", "torchrun"},
@@ -376,7 +364,7 @@ static const good_row meetings[] = {
     {"env://", {SLURM, "WHERRY_RENDEZVOUS=a:1,[::2]:2"}, WH_ADDRESS_TCP, 4, 8, "", "a 1,::2 2", "Slurm"},
 };
 
-static void test_environment(void **state) {
+static void test_reads_the_variables_of_launchers(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof(launchers) / sizeof(launchers[0]); i++) {
         must_be(&launchers[i]);
@@ -404,7 +392,7 @@ static const struct {
     {{"PMI_SIZE=2", MEET}, "has PMI_SIZE", "but not PMI_RANK"},
     {{"RANK=x", "WORLD_SIZE=2", MEET}, "RANK is 'x'", "not a whole number"},
     {{"RANK=0", "WORLD_SIZE=-2", MEET}, "WORLD_SIZE is '-2'", "not a whole number"},
-    {{"SLURM_PROCID=2", "SLURM_NTASKS=2", MEET}, "SLURM_PROCID is 2 and SLURM_NTASKS is 2", "below the size"},
+    {{"SLURM_PROCID=2", "SLURM_NTASKS=2", MEET}, "SLURM_PROCID is 2 and SLURM_NTASKS is 2", "ranks are 0 to size - 1"},
 
     {{TORCH, MEET, "WHERRY_JOB=a\nb"}, "control character", "'a?b'"},
     {{TORCH, MEET, "WHERRY_JOB=\xFF"}, "not UTF-8", "'?'"},
@@ -416,7 +404,7 @@ static const struct {
     {{TORCH, "WHERRY_RENDEZVOUS=h:0"}, "the port '0'", ""},
     {{TORCH, "WHERRY_RENDEZVOUS=tcp://h:1"}, "several ':'", ""},
     {{TORCH, "WHERRY_RENDEZVOUS=h:x"}, "the port 'x'", ""},
-    {{TORCH, MASTER, "WHERRY_RENDEZVOUS=h:1,node0:29500"}, "belongs to torch", "WHERRY_RENDEZVOUS has MASTER_ADDR"},
+    {{TORCH, MASTER, "WHERRY_RENDEZVOUS=h:1,node0:29500"}, "belongs to torch", "WHERRY_RENDEZVOUS names MASTER_ADDR"},
     {{TORCH, MASTER, "WHERRY_RENDEZVOUS=node0:29500"}, "belongs to torch", "29500"},
     {{TORCH, "MASTER_ADDR=h"}, "no port", "set WHERRY_PORT"},
     {{TORCH, "MASTER_ADDR=h g", "MASTER_PORT=1"}, "MASTER_ADDR is 'h g'", ""},
@@ -426,7 +414,7 @@ static const struct {
     {{TORCH, "MASTER_ADDR=h", "MASTER_PORT=0"}, "MASTER_PORT is '0'", "from 1 to 65535"},
     {{TORCH, "MASTER_ADDR=h", "MASTER_PORT=65535"}, "MASTER_PORT is 65535", "set WHERRY_PORT"},
     {{TORCH, MASTER, "WHERRY_PORT=65536"}, "WHERRY_PORT is '65536'", "from 1 to 65535"},
-    {{TORCH, MASTER, "WHERRY_PORT=29500"}, "WHERRY_PORT is 29500", "belongs to torch"},
+    {{TORCH, MASTER, "WHERRY_PORT=29500"}, "WHERRY_PORT and MASTER_PORT are both 29500", "belongs to torch"},
 
     {{TORCH}, "does not say where the ranks meet", "set WHERRY_RENDEZVOUS"},
     {{TORCH, "LOCAL_WORLD_SIZE=4"}, "where the ranks meet", ""},
@@ -439,7 +427,7 @@ static const struct {
     {{TORCH, "LOCAL_WORLD_SIZE=8", "TMPDIR=/" HUNDRED}, "the limit is 107", "set WHERRY_RENDEZVOUS"},
 };
 
-static void test_bad_environments(void **state) {
+static void test_refuses_bad_environments(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof(bad_environments) / sizeof(bad_environments[0]); i++) {
         must_refuse("env://", bad_environments[i].variables, bad_environments[i].words, bad_environments[i].more,
@@ -456,7 +444,7 @@ static uint64_t fnv1a(const char *bytes, size_t size) {
     return hash;
 }
 
-/** The socket that ranks of this user and job meet at. */
+/** The path of the socket at which the ranks of this user and job meet. */
 static const char *socket_of(const char *directory, const char *job) {
     static char path[256];
     char hashed[300];
@@ -481,7 +469,7 @@ static const struct {
     {{"PMI_RANK=0", "PMI_SIZE=1"}, "/tmp", ""},
 };
 
-static void test_on_one_host(void **state) {
+static void test_ranks_on_one_host_meet_at_a_socket(void **state) {
     (void)state;
     assert_true(fnv1a("foobar", 6) == UINT64_C(0x85944171F73967E8));
     for (size_t i = 0; i < sizeof(on_one_host) / sizeof(on_one_host[0]); i++) {
@@ -495,8 +483,8 @@ static void test_on_one_host(void **state) {
     }
 }
 
-/* The name of the socket is as long as the user's number. */
-static void test_longest_directory(void **state) {
+/* The length of the socket's name depends on the user ID. */
+static void test_refuses_a_directory_that_is_too_long(void **state) {
     (void)state;
     char variable[sizeof("TMPDIR=") + LONGEST];
     int zeros = (int)(LONGEST - strlen(socket_of("", "")) - 1);
@@ -511,7 +499,7 @@ static void test_longest_directory(void **state) {
     must_refuse("env://", variables, "would have 108 bytes", "the limit is 107", "WHERRY_RANK=0");
 }
 
-static void test_environment_of_the_process(void **state) {
+static void test_uses_the_environment_of_the_process(void **state) {
     (void)state;
     setenv("WHERRY_RANK", "6", 1);
     setenv("WHERRY_SIZE", "9", 1);
@@ -527,7 +515,7 @@ static void test_environment_of_the_process(void **state) {
     wh_group_address_clear(&address);
 }
 
-static void test_clear(void **state) {
+static void test_clear_can_be_repeated(void **state) {
     (void)state;
     wh_group_address address;
     must(wh_group_address_parse("tcp://h:1?rank=0&size=1", NULL, NULL, &address, NULL));
@@ -538,15 +526,15 @@ static void test_clear(void **state) {
     wh_group_address_clear(NULL);
 }
 
-/** The first allocation fails, then the second, and so on until it succeeds. */
+/** Makes each allocation fail in turn, until the call succeeds. */
 static void fail_each(const char *text, const char *const *variables) {
     for (uint64_t n = 1;; n++) {
         wh_group_address address;
         wherry_error error;
-        count.calls = 0;
-        count.fail = n;
+        counted.calls = 0;
+        counted.fail = n;
         wherry_status status = wh_group_address_parse(text, look_up, (void *)variables, &address, &error);
-        count.fail = 0;
+        counted.fail = 0;
         if (status == WHERRY_OK) {
             assert_true(n > 1);
             wh_group_address_clear(&address);
@@ -554,11 +542,11 @@ static void fail_each(const char *text, const char *const *variables) {
         }
         assert_int_equal(status, WHERRY_NO_MEMORY);
         assert_int_equal(error.status, WHERRY_NO_MEMORY);
-        assert_int_equal(count.held, 0);
+        assert_int_equal(counted.held, 0);
     }
 }
 
-static void test_allocations_fail(void **state) {
+static void test_reports_failed_allocations(void **state) {
     (void)state;
     static const char *const slurm[] = {SLURM, SLURM_STEP, "SLURM_NNODES=1", NULL};
     static const char *const torch[] = {TORCH, MASTER, NULL};
@@ -571,9 +559,10 @@ static void test_allocations_fail(void **state) {
 }
 
 /**
- * Jobs of MPICH's launcher on one host are told apart by its process, at the other end of a socket.
+ * Jobs of MPICH's launcher on one host are told apart by the launcher's process, which is the peer
+ * of a socket.
  */
-static void test_hydra(void **state) {
+static void test_jobs_of_hydra_are_told_apart(void **state) {
     (void)state;
     int ends[2];
     char fd[32];
@@ -602,17 +591,17 @@ static void test_hydra(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_good_texts, begin, end),
-        cmocka_unit_test_setup_teardown(test_shortcut, begin, end),
-        cmocka_unit_test_setup_teardown(test_bad_texts, begin, end),
-        cmocka_unit_test_setup_teardown(test_environment, begin, end),
-        cmocka_unit_test_setup_teardown(test_bad_environments, begin, end),
-        cmocka_unit_test_setup_teardown(test_on_one_host, begin, end),
-        cmocka_unit_test_setup_teardown(test_hydra, begin, end),
-        cmocka_unit_test_setup_teardown(test_longest_directory, begin, end),
-        cmocka_unit_test_setup_teardown(test_environment_of_the_process, begin, end),
-        cmocka_unit_test_setup_teardown(test_clear, begin, end),
-        cmocka_unit_test_setup_teardown(test_allocations_fail, begin, end),
+        counted_test(test_accepts_good_addresses),
+        counted_test(test_reads_the_shortcut_key),
+        counted_test(test_refuses_bad_addresses),
+        counted_test(test_reads_the_variables_of_launchers),
+        counted_test(test_refuses_bad_environments),
+        counted_test(test_ranks_on_one_host_meet_at_a_socket),
+        counted_test(test_jobs_of_hydra_are_told_apart),
+        counted_test(test_refuses_a_directory_that_is_too_long),
+        counted_test(test_uses_the_environment_of_the_process),
+        counted_test(test_clear_can_be_repeated),
+        counted_test(test_reports_failed_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

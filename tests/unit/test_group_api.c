@@ -1,4 +1,4 @@
-/* The public group: joining, messages of the program, and the barrier. */
+/* The public group API: joining, messages, and the barrier. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -60,7 +60,7 @@ static void expect_text(wherry_group *group, int32_t from, uint32_t tag, const c
     wherry_free(bytes);
 }
 
-static void test_messages(void **state) {
+static void test_messages_arrive(void **state) {
     (void)state;
     world w = open_world();
     assert_int_equal(wherry_group_rank(w.groups[2]), 2);
@@ -78,8 +78,8 @@ static void test_messages(void **state) {
     close_world(&w);
 }
 
-/** The library's own tags, and conversations, are out of a program's reach. */
-static void test_tags_apart(void **state) {
+/** Messages of the program and of the library do not mix, even with the same tag. */
+static void test_library_and_program_tags_do_not_mix(void **state) {
     (void)state;
     world w = open_world();
     void *bytes;
@@ -95,7 +95,7 @@ static void test_tags_apart(void **state) {
     close_world(&w);
 }
 
-static void test_arguments(void **state) {
+static void test_refuses_invalid_arguments(void **state) {
     (void)state;
     world w = open_world();
     void *bytes;
@@ -117,7 +117,7 @@ static void test_arguments(void **state) {
     close_world(&w);
 }
 
-static void test_loss(void **state) {
+static void test_reports_a_lost_rank(void **state) {
     (void)state;
     world w = open_world();
     void *bytes;
@@ -139,7 +139,7 @@ static void test_loss(void **state) {
     close_world(&w);
 }
 
-static void test_bad_options(void **state) {
+static void test_refuses_bad_options(void **state) {
     (void)state;
     wherry_group_options good;
     wherry_group *group = NULL;
@@ -186,7 +186,7 @@ static void *join_unix(void *context) {
     return NULL;
 }
 
-static void test_join(void **state) {
+static void test_joins_over_a_socket(void **state) {
     (void)state;
     char folder[] = "/tmp/wherry-test-XXXXXX";
     joiner joiners[2];
@@ -246,7 +246,7 @@ static pthread_t start_comer(comer *c, wherry_group *group, uint64_t number) {
     return thread;
 }
 
-static void test_barrier(void **state) {
+static void test_barrier_waits_for_all(void **state) {
     (void)state;
     world w = open_world();
     for (uint64_t number = 0; number < 50; number++) {
@@ -265,8 +265,8 @@ static void test_barrier(void **state) {
     close_world(&w);
 }
 
-/** A death is noticed while another rank is waited for that has never come. */
-static void test_barrier_without_one(void **state) {
+/** A barrier notices a death while it waits for another rank that has never joined. */
+static void test_barrier_notices_a_death(void **state) {
     (void)state;
     char folder[] = "/tmp/wherry-test-XXXXXX";
     wherry_group *groups[2];
@@ -300,10 +300,10 @@ static void test_barrier_without_one(void **state) {
 }
 
 /**
- * One that is behind passes the barriers that the others are past; a group of one has nobody to
- * wait for.
+ * A rank that is behind passes all barriers that the others have passed. In a group of one, a
+ * barrier does not wait.
  */
-static void test_barrier_behind(void **state) {
+static void test_late_rank_passes_old_barriers(void **state) {
     (void)state;
     world w = open_world();
     comer comers[2];
@@ -325,7 +325,7 @@ static void test_barrier_behind(void **state) {
     wh_local_hub_release(hub);
 }
 
-static void test_barrier_fails(void **state) {
+static void test_barrier_reports_loss_and_timeout(void **state) {
     (void)state;
     world w = open_world();
     comer waiting;
@@ -355,8 +355,8 @@ static void test_barrier_fails(void **state) {
     close_world(&w);
 }
 
-/** A rank that came, and left before the others had seen it, has come all the same. */
-static void test_barrier_then_leave(void **state) {
+/** A rank counts as arrived even if it leaves before the others notice its arrival. */
+static void test_barrier_counts_a_rank_that_left_after_it(void **state) {
     (void)state;
     world w = open_world();
     comer comers[2];
@@ -370,8 +370,8 @@ static void test_barrier_then_leave(void **state) {
     close_world(&w);
 }
 
-/** What a former incarnation said of itself does not count for the one that is there. */
-static void test_barrier_forgets_former(void **state) {
+/** The arrival of a former incarnation does not count for the present one. */
+static void test_barrier_ignores_former_incarnations(void **state) {
     (void)state;
     world w = open_world();
     must_fail(WHERRY_TIMED_OUT, error, wherry_group_barrier(w.groups[1], 7, 0, &error));
@@ -385,10 +385,10 @@ static void test_barrier_forgets_former(void **state) {
 }
 
 /**
- * A rank that starts anew while the others wait at the barrier: they learn of the loss, or of its
- * coming, and it is told of theirs.
+ * A rank restarts while the others wait at the barrier. They notice its loss or its arrival, and it
+ * learns that they have arrived.
  */
-static void test_barrier_tells_newcomer(void **state) {
+static void test_barrier_tells_a_restarted_rank(void **state) {
     (void)state;
     world w = open_world();
     comer waiting;
@@ -414,7 +414,7 @@ static void test_barrier_tells_newcomer(void **state) {
     close_world(&w);
 }
 
-static void test_barrier_hostile(void **state) {
+static void test_barrier_ignores_hostile_messages(void **state) {
     (void)state;
     world w = open_world();
     wh_group *rogue = wh_group_of(w.groups[1]);
@@ -464,7 +464,7 @@ static wherry_group_ops idle_table(void) {
     return ops;
 }
 
-static void test_bad_tables(void **state) {
+static void test_refuses_bad_tables(void **state) {
     (void)state;
     wherry_group *group = NULL;
     enum { BAD = 13 };
@@ -501,8 +501,8 @@ static void test_bad_tables(void **state) {
     assert_int_equal(destroyed, 1);
 }
 
-/** Messages and barriers over a table, as a program uses it. */
-static void test_from_ops(void **state) {
+/** Messages and barriers over a callback table. */
+static void test_group_works_over_a_table(void **state) {
     (void)state;
     static const callback_hub_options options = {.flags = WHERRY_GROUP_OPS_DEATH};
     callback_hub *hub = callback_hub_open(RANKS, &options);
@@ -534,7 +534,7 @@ static void test_from_ops(void **state) {
     callback_hub_close(hub);
 }
 
-/** What the thread at hand may do with a table. */
+/** The result of permit() for the calling thread. */
 static wherry_status permission;
 
 static wherry_status permit(void *context, wherry_error *failure) {
@@ -547,10 +547,10 @@ static wherry_status permit(void *context, wherry_error *failure) {
 }
 
 /**
- * A thread that may not use a table is refused by every call, with the table's own reason, and the
- * group stays as it is.
+ * If a thread may not use the table, every call fails with the table's reason, and the group does
+ * not change.
  */
-static void test_permit(void **state) {
+static void test_table_can_refuse_a_thread(void **state) {
     (void)state;
     wherry_group *group = NULL;
     wherry_transport *transport;
@@ -573,9 +573,19 @@ static void test_permit(void **state) {
         must_fail(WHERRY_UNSUPPORTED, error, wherry_group_send(group, 1, 1, "x", 1, 0, &error));
         must_fail(WHERRY_UNSUPPORTED, error, wherry_group_receive(group, 1, 1, 0, &bytes, &size, NULL, &error));
         must_fail(WHERRY_UNSUPPORTED, error, wherry_group_barrier(group, 1, 0, &error));
-        must_fail(WHERRY_UNSUPPORTED, error, wherry_checkpoint_recv(transport, 1, NULL, &received, &error));
+        wherry_outcome outcome = {.rank = -1};
+        wherry_stats stats = {.struct_size = 0};
+        wherry_report *report = (wherry_report *)(void *)&stats;
+        wherry_transfer_options options;
+        wherry_transfer_options_init(&options);
+        options.stats = &stats;
+        options.report_p = &report;
+        must_fail(WHERRY_UNSUPPORTED, error, wherry_checkpoint_recv(transport, 1, &options, &received, &error));
+        assert_true(stats.struct_size == sizeof(stats) && !report);
         must_fail(WHERRY_UNSUPPORTED, error,
-                  wherry_checkpoint_send(transport, (int32_t[]){1}, 1, sent, NULL, NULL, &error));
+                  wherry_checkpoint_send(transport, (int32_t[]){1}, 1, sent, NULL, &outcome, &error));
+        assert_true(outcome.rank == 1 && outcome.status == WHERRY_UNSUPPORTED);
+        assert_string_equal(outcome.error.message, "not by this thread");
         assert_string_equal(error.message, "not by this thread");
         permission = WHERRY_OK;
         must(wherry_group_send(group, 1, 1, "x", 1, 0, &error));
@@ -590,8 +600,8 @@ static void test_permit(void **state) {
     wherry_value_destroy(sent);
 }
 
-/** Makes a group of a table and has a barrier in it, with the Nth allocation failing. */
-static void test_no_memory(void **state) {
+/** Creates a group from a table and runs a barrier, with each allocation failing in turn. */
+static void test_reports_failed_allocations(void **state) {
     (void)state;
     wherry_status status = WHERRY_NO_MEMORY;
     uint64_t fail = 0;
@@ -619,24 +629,24 @@ static void test_no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_tags_apart),
-        cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_loss),
-        cmocka_unit_test(test_bad_options),
-        cmocka_unit_test(test_join),
-        cmocka_unit_test(test_barrier),
-        cmocka_unit_test(test_barrier_without_one),
-        cmocka_unit_test(test_barrier_behind),
-        cmocka_unit_test(test_barrier_fails),
-        cmocka_unit_test(test_barrier_then_leave),
-        cmocka_unit_test(test_barrier_forgets_former),
-        cmocka_unit_test(test_barrier_tells_newcomer),
-        cmocka_unit_test(test_barrier_hostile),
-        cmocka_unit_test(test_bad_tables),
-        cmocka_unit_test(test_from_ops),
-        cmocka_unit_test(test_permit),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_messages_arrive),
+        cmocka_unit_test(test_library_and_program_tags_do_not_mix),
+        cmocka_unit_test(test_refuses_invalid_arguments),
+        cmocka_unit_test(test_reports_a_lost_rank),
+        cmocka_unit_test(test_refuses_bad_options),
+        cmocka_unit_test(test_joins_over_a_socket),
+        cmocka_unit_test(test_barrier_waits_for_all),
+        cmocka_unit_test(test_barrier_notices_a_death),
+        cmocka_unit_test(test_late_rank_passes_old_barriers),
+        cmocka_unit_test(test_barrier_reports_loss_and_timeout),
+        cmocka_unit_test(test_barrier_counts_a_rank_that_left_after_it),
+        cmocka_unit_test(test_barrier_ignores_former_incarnations),
+        cmocka_unit_test(test_barrier_tells_a_restarted_rank),
+        cmocka_unit_test(test_barrier_ignores_hostile_messages),
+        cmocka_unit_test(test_refuses_bad_tables),
+        cmocka_unit_test(test_group_works_over_a_table),
+        cmocka_unit_test(test_table_can_refuse_a_thread),
+        cmocka_unit_test(test_reports_failed_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * Blocks over a table without put and get: the library moves them over send and receive, and
- * believes nothing that comes.
+ * Blocks over a table without put and get. The library moves them over send and receive, and checks
+ * everything that it receives.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -8,66 +8,43 @@
 #include "group/callback/callback.h"
 #include "group/callback/callback_internal.h"
 #include "support/build.h"
-#include "support/callback_hub.h"
+#include "support/callback_pair.h"
 #include "support/counting_allocator.h"
 
-enum { RANKS = 2, SOON_MS = 10000, LONG = 20 << 20, CHANNEL = 7, NOW_MS = 2 };
+enum { SOON_MS = 10000, LONG = 20 << 20, CHANNEL = 7, NOW_MS = 2 };
 
 static wherry_error error;
 
-/** Two ranks over a hub; rank 1 sends blocks to rank 0. */
-typedef struct world {
-    callback_hub *hub;
-    wh_group *groups[RANKS];
-} world;
-
-static wh_group *join(callback_hub *hub, int32_t rank) {
-    wherry_group_ops ops;
-    void *context = callback_hub_member(hub, rank, &ops);
-    wh_group *group;
-    must(wh_callback_create(&ops, context, &group, &error));
-    return group;
-}
-
-static void greet(const world *w, int32_t from) {
+static void greet(const callback_pair *w, int32_t from) {
     wh_message message;
     must(wh_group_send(w->groups[from], 1 - from, 1, "hello", 5, wh_deadline_in_ms(SOON_MS), &error));
     must(wh_group_receive(w->groups[1 - from], from, 1, wh_deadline_in_ms(SOON_MS), &message, &error));
     wh_message_clear(&message);
 }
 
-static world open_world(uint32_t flags) {
+/** Two ranks that know each other. Rank 1 sends blocks to rank 0. */
+static callback_pair open_pair(uint32_t flags) {
     callback_hub_options options = {.flags = flags};
-    world w = {.hub = callback_hub_open(RANKS, &options)};
-    for (int32_t rank = 0; rank < RANKS; rank++) {
-        w.groups[rank] = join(w.hub, rank);
-    }
+    callback_pair w = callback_pair_open(&options);
     greet(&w, 0);
     greet(&w, 1);
     return w;
 }
 
-static void close_world(world *w) {
-    for (int32_t rank = 0; rank < RANKS; rank++) {
-        wh_group_destroy(w->groups[rank]);
-    }
-    callback_hub_close(w->hub);
-}
-
-static wherry_status put(const world *w, uint32_t channel, const void *bytes, size_t size, void **operation_p) {
+static wherry_status put(const callback_pair *w, uint32_t channel, const void *bytes, size_t size, void **operation_p) {
     return w->groups[1]->ops->put(w->groups[1], 0, channel, bytes, size, operation_p, &error);
 }
 
-static wherry_status get(const world *w, uint32_t channel, void *bytes, size_t size, void **operation_p) {
+static wherry_status get(const callback_pair *w, uint32_t channel, void *bytes, size_t size, void **operation_p) {
     return w->groups[0]->ops->get(w->groups[0], 1, channel, bytes, size, operation_p, &error);
 }
 
-static wherry_status finish(const world *w, int32_t rank, void *operation) {
+static wherry_status finish(const callback_pair *w, int32_t rank, void *operation) {
     return w->groups[rank]->ops->finish(w->groups[rank], 1 - rank, operation, NOW_MS, &error);
 }
 
-/** Lets both sides work until the put and the get are gone; one that fails ends the test. */
-static void finish_both(const world *w, void *sent, void *got) {
+/** Lets both sides work until the put and the get have finished. Fails the test on an error. */
+static void finish_both(const callback_pair *w, void *sent, void *got) {
     wh_deadline deadline = wh_deadline_in_ms(SOON_MS);
     wherry_status statuses[RANKS] = {WHERRY_TIMED_OUT, WHERRY_TIMED_OUT};
     while (statuses[0] == WHERRY_TIMED_OUT || statuses[1] == WHERRY_TIMED_OUT) {
@@ -90,13 +67,13 @@ static uint8_t *pattern(size_t size, uint8_t seed) {
     return bytes;
 }
 
-/** Of any size, begun by either side first. A long one needs more credit than there is at once. */
-static void test_sizes(void **state) {
+/** Any size; either side begins first. A long block needs more credit than is given at once. */
+static void test_blocks_of_any_size_arrive(void **state) {
     (void)state;
     static const size_t sizes[] = {1, 1000, CALLBACK_HUB_BLOCK_MAX - WH_CALLBACK_HEADER_BYTES, CALLBACK_HUB_BLOCK_MAX,
                                    LONG};
     for (int i = 0; i < 4; i++) {
-        world w = open_world(i & 1 ? CALLBACK_HUB_ALL : 0);
+        callback_pair w = open_pair(i & 1 ? CALLBACK_HUB_ALL : 0);
         for (size_t k = 0; k < sizeof(sizes) / sizeof(*sizes); k++) {
             uint8_t *from = pattern(sizes[k], (uint8_t)k);
             uint8_t *to = calloc(1, sizes[k]);
@@ -114,15 +91,15 @@ static void test_sizes(void **state) {
             free(from);
             free(to);
         }
-        close_world(&w);
+        callback_pair_close(&w);
     }
 }
 
-/** Several under way on two channels: on each, the n-th put meets the n-th get. */
-static void test_order(void **state) {
+/** With several blocks on two channels, the n-th put of a channel goes to its n-th get. */
+static void test_puts_and_gets_match_in_order(void **state) {
     (void)state;
     enum { BLOCKS = 5, SIZE = 300000 };
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     uint8_t *from[2 * BLOCKS];
     uint8_t *to[2 * BLOCKS];
     void *sent[2 * BLOCKS];
@@ -141,13 +118,13 @@ static void test_order(void **state) {
         free(from[i]);
         free(to[i]);
     }
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-/** Without a get no byte is sent; with one, no more than the window. */
-static void test_credit(void **state) {
+/** Without a get, no byte is sent. With one, at most the window is sent. */
+static void test_sends_no_more_than_the_credit(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     uint8_t *from = pattern(LONG, 1);
     uint8_t *to = calloc(1, LONG);
     uint8_t block[CALLBACK_HUB_BLOCK_MAX];
@@ -165,11 +142,11 @@ static void test_credit(void **state) {
     assert_memory_equal(from, to, LONG);
     free(from);
     free(to);
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-/** Rank 0 reads what is there. */
-static void read_all(const world *w) {
+/** Rank 0 reads all waiting messages. */
+static void read_all(const callback_pair *w) {
     wh_message message;
     for (int i = 0; i < 20; i++) {
         must_fail(WHERRY_TIMED_OUT, error,
@@ -177,11 +154,11 @@ static void read_all(const world *w) {
     }
 }
 
-/** What comes for a get that was abandoned goes nowhere, and the next channel works. */
-static void test_abandoned(void **state) {
+/** Bytes for an abandoned get are dropped, and the next channel works. */
+static void test_bytes_for_an_abandoned_get_are_dropped(void **state) {
     (void)state;
     for (int i = 0; i < 2; i++) {
-        world w = open_world(i ? CALLBACK_HUB_ALL : 0);
+        callback_pair w = open_pair(i ? CALLBACK_HUB_ALL : 0);
         uint8_t *from = pattern(LONG, 1);
         uint8_t *to = calloc(1, LONG);
         void *sent;
@@ -193,7 +170,7 @@ static void test_abandoned(void **state) {
             assert_int_equal(finish(&w, 0, got), WHERRY_TIMED_OUT);
         }
         for (int k = 0; k < 3; k++) {
-            assert_int_equal(finish(&w, 1, sent), WHERRY_TIMED_OUT); /* more is on its way */
+            assert_int_equal(finish(&w, 1, sent), WHERRY_TIMED_OUT); /* the block is not complete */
         }
         assert_true(w.groups[0]->ops->abandon(w.groups[0], got));
         memset(to, 0xA5, LONG);
@@ -207,8 +184,8 @@ static void test_abandoned(void **state) {
         finish_both(&w, sent, got);
         assert_memory_equal(from, to, 1000);
         /*
-         * The credit of the first was taken back: on its channel nothing is sent before there is a
-         * get again.
+         * The credit of the abandoned get was revoked: nothing is sent on its channel until the
+         * next get.
          */
         must(put(&w, CHANNEL, from, 1000, &sent));
         assert_int_equal(finish(&w, 1, sent), WHERRY_TIMED_OUT);
@@ -216,12 +193,12 @@ static void test_abandoned(void **state) {
         finish_both(&w, sent, got);
         free(from);
         free(to);
-        close_world(&w);
+        callback_pair_close(&w);
     }
 }
 
-/** Puts a frame of rank 1 into the socket of rank 0. */
-static void inject(const world *w, wh_callback_frame frame, size_t size) {
+/** Sends a forged frame of rank 1 to rank 0. */
+static void inject(const callback_pair *w, wh_callback_frame frame, size_t size) {
     uint8_t block[WH_CALLBACK_HEADER_BYTES + 256];
     wh_callback_frame known;
     greet(w, 1);
@@ -233,7 +210,7 @@ static void inject(const world *w, wh_callback_frame frame, size_t size) {
     callback_hub_inject(w->hub, 1, 0, block, WH_CALLBACK_HEADER_BYTES + size);
 }
 
-static void test_hostile_pieces(void **state) {
+static void test_refuses_hostile_pieces(void **state) {
     (void)state;
     static const struct {
         wh_callback_frame frame;
@@ -250,7 +227,7 @@ static void test_hostile_pieces(void **state) {
         {{.kind = WH_CALLBACK_PIECE, .tag = CHANNEL, .total = 100}, 0, WHERRY_TIMED_OUT},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
-        world w = open_world(0);
+        callback_pair w = open_pair(0);
         uint8_t to[300];
         void *got;
         memset(to, 0xA5, sizeof(to));
@@ -266,19 +243,19 @@ static void test_hostile_pieces(void **state) {
         if (status == WHERRY_TIMED_OUT) {
             assert_true(w.groups[0]->ops->abandon(w.groups[0], got));
         }
-        inject(&w, cases[0].frame, 100); /* for no get */
+        inject(&w, cases[0].frame, 100); /* without a get */
         greet(&w, 1);
-        close_world(&w);
+        callback_pair_close(&w);
     }
 }
 
 /**
- * Credit for any channel, as much as one likes: it takes no more memory than a little, and what is
- * not there is not sent.
+ * Forged credit for any channel and of any size uses little memory, and no byte is sent without a
+ * put.
  */
-static void test_hostile_credit(void **state) {
+static void test_hostile_credit_is_harmless(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     uint8_t bytes[1000] = {0};
     void *sent;
     for (uint64_t i = 0; i < 1500; i++) {
@@ -287,9 +264,9 @@ static void test_hostile_credit(void **state) {
     inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 3, .total = INT32_MAX}, 0);
     inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 4, .total = 0}, 0);
     inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 4, .total = 0}, 0);
-    /* with bytes */
+    /* credit with payload */
     inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 5, .total = 10}, 3);
-    /* too much */
+    /* too much credit */
     inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 5, .total = UINT64_C(1) << 40}, 0);
     greet(&w, 1);
     must(w.groups[0]->ops->put(w.groups[0], 1, 3, bytes, sizeof(bytes), &sent, &error));
@@ -297,37 +274,37 @@ static void test_hostile_credit(void **state) {
     must(w.groups[0]->ops->put(w.groups[0], 1, 4, bytes, sizeof(bytes), &sent, &error));
     assert_int_equal(finish(&w, 0, sent), WHERRY_TIMED_OUT);
     assert_true(w.groups[0]->ops->abandon(w.groups[0], sent));
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-/** A rank that leaves, or starts anew, fails what was under way with it. */
-static void test_a_side_leaves(void **state) {
+/** If a rank leaves or restarts, operations with it fail. */
+static void test_operations_fail_if_a_side_leaves(void **state) {
     (void)state;
     for (int i = 0; i < 4; i++) {
-        world w = open_world(0);
+        callback_pair w = open_pair(0);
         uint8_t bytes[1000] = {0};
         void *operation;
         int32_t leaves = i & 1;
         must(leaves ? get(&w, CHANNEL, bytes, sizeof(bytes), &operation)
                     : put(&w, CHANNEL, bytes, sizeof(bytes), &operation));
         wh_group_destroy(w.groups[leaves]);
-        w.groups[leaves] = i & 2 ? join(w.hub, leaves) : NULL;
+        w.groups[leaves] = i & 2 ? callback_pair_join(w.hub, leaves) : NULL;
         wherry_status status = WHERRY_TIMED_OUT;
         for (int k = 0; k < 1000 && status == WHERRY_TIMED_OUT; k++) {
             status = finish(&w, 1 - leaves, operation);
         }
         assert_int_equal(status, WHERRY_PEER_LOST);
         assert_int_equal(error.rank, leaves);
-        close_world(&w);
+        callback_pair_close(&w);
     }
 }
 
-/** Every allocation fails in turn. */
-static void test_no_memory(void **state) {
+/** Each allocation fails in turn. */
+static void test_reports_failed_allocations(void **state) {
     (void)state;
     bool ok = false;
     for (uint64_t fail = 1; !ok; fail++) {
-        world w = open_world(0);
+        callback_pair w = open_pair(0);
         uint8_t from[1000] = {1};
         uint8_t to[1000];
         void *sent = NULL;
@@ -354,17 +331,21 @@ static void test_no_memory(void **state) {
             w.groups[0]->ops->abandon(w.groups[0], got);
         }
         wherry_allocator_set(NULL);
-        close_world(&w);
+        callback_pair_close(&w);
         assert_true(fail < 50);
     }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),          cmocka_unit_test(test_order),
-        cmocka_unit_test(test_credit),         cmocka_unit_test(test_abandoned),
-        cmocka_unit_test(test_hostile_pieces), cmocka_unit_test(test_hostile_credit),
-        cmocka_unit_test(test_a_side_leaves),  cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_blocks_of_any_size_arrive),
+        cmocka_unit_test(test_puts_and_gets_match_in_order),
+        cmocka_unit_test(test_sends_no_more_than_the_credit),
+        cmocka_unit_test(test_bytes_for_an_abandoned_get_are_dropped),
+        cmocka_unit_test(test_refuses_hostile_pieces),
+        cmocka_unit_test(test_hostile_credit_is_harmless),
+        cmocka_unit_test(test_operations_fail_if_a_side_leaves),
+        cmocka_unit_test(test_reports_failed_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* The frames of a callback group, what becomes of blocks that are none, and of tables that fail. */
+/* The frames of a callback group, blocks that are not frames, and tables that fail. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -10,10 +10,10 @@
 #include "group/mailbox.h"
 #include "support/asleep.h"
 #include "support/build.h"
-#include "support/callback_hub.h"
+#include "support/callback_pair.h"
 #include "support/counting_allocator.h"
 
-enum { RANKS = 2, SOON_MS = 10000, SHORT_MS = 60 };
+enum { SOON_MS = 10000, SHORT_MS = 60 };
 
 static wherry_error error;
 
@@ -29,7 +29,7 @@ static void expect_not_a_frame(const uint8_t *good, size_t size, size_t at, uint
     assert_false(wh_callback_frame_read(block, size, &frame));
 }
 
-static void test_frame(void **state) {
+static void test_frames_are_written_and_read(void **state) {
     (void)state;
     uint8_t block[WH_CALLBACK_HEADER_BYTES + 3] = {0};
     wh_callback_frame written = {
@@ -63,7 +63,7 @@ static wh_assembly_result add(wh_assembly *assembly, uint64_t tag, uint64_t tota
     return wh_assembly_add(assembly, &frame);
 }
 
-static void test_assembly(void **state) {
+static void test_messages_are_assembled_from_frames(void **state) {
     (void)state;
     wh_assembly a = {0};
     assert_int_equal(add(&a, 1, 6, 3, "def"), WH_ASSEMBLY_STRAY);
@@ -93,41 +93,16 @@ static void test_assembly(void **state) {
     wherry_allocator_set(NULL);
 }
 
-/** Two ranks over a hub. */
-typedef struct world {
-    callback_hub *hub;
-    wh_group *groups[RANKS];
-} world;
-
-static wh_group *join(callback_hub *hub, int32_t rank) {
-    wherry_group_ops ops;
-    void *context = callback_hub_member(hub, rank, &ops);
-    wh_group *group;
-    must(wh_callback_create(&ops, context, &group, &error));
-    return group;
-}
-
-static world open_world(uint32_t flags) {
+static callback_pair open_pair(uint32_t flags) {
     callback_hub_options options = {.flags = flags, .max_block = 1024};
-    world w = {.hub = callback_hub_open(RANKS, &options)};
-    for (int32_t rank = 0; rank < RANKS; rank++) {
-        w.groups[rank] = join(w.hub, rank);
-    }
-    return w;
+    return callback_pair_open(&options);
 }
 
-static void close_world(world *w) {
-    for (int32_t rank = 0; rank < RANKS; rank++) {
-        wh_group_destroy(w->groups[rank]);
-    }
-    callback_hub_close(w->hub);
-}
-
-static void send_text(world *w, int32_t from, const char *text) {
+static void send_text(callback_pair *w, int32_t from, const char *text) {
     must(wh_group_send(w->groups[from], 1 - from, 1, text, strlen(text), soon(), &error));
 }
 
-static void expect_text(world *w, int32_t at, const char *text) {
+static void expect_text(callback_pair *w, int32_t at, const char *text) {
     wh_message message;
     must(wh_group_receive(w->groups[at], 1 - at, 1, soon(), &message, &error));
     assert_int_equal(message.size, strlen(text));
@@ -135,22 +110,22 @@ static void expect_text(world *w, int32_t at, const char *text) {
     wh_message_clear(&message);
 }
 
-static void expect_nothing(world *w, int32_t at) {
+static void expect_nothing(callback_pair *w, int32_t at) {
     wh_message message;
     must_fail(WHERRY_TIMED_OUT, error,
               wh_group_receive(w->groups[at], 1 - at, 1, wh_deadline_in_ms(SHORT_MS), &message, &error));
 }
 
-/** Both ranks have heard of each other. */
-static void meet(world *w) {
+/** Sends messages both ways, so that both ranks know each other. */
+static void meet(callback_pair *w) {
     send_text(w, 0, "hello");
     expect_text(w, 1, "hello");
     send_text(w, 1, "hello");
     expect_text(w, 0, "hello");
 }
 
-/** Puts a frame of rank 1 into the socket of rank 0. */
-static void inject(world *w, const wh_callback_frame *frame, const char *bytes) {
+/** Sends a forged frame of rank 1 to rank 0. */
+static void inject(callback_pair *w, const wh_callback_frame *frame, const char *bytes) {
     uint8_t block[WH_CALLBACK_HEADER_BYTES + 64];
     wh_callback_frame_write(frame, block);
     size_t size = WH_CALLBACK_HEADER_BYTES;
@@ -160,17 +135,17 @@ static void inject(world *w, const wh_callback_frame *frame, const char *bytes) 
     callback_hub_inject(w->hub, 1, 0, block, size);
 }
 
-/** The header of the last frame that rank 1 has sent: its incarnation and that of rank 0. */
-static wh_callback_frame last_frame(world *w, int32_t rank) {
+/** The header of the last frame that a rank has sent, with the incarnations of both ranks. */
+static wh_callback_frame last_frame(callback_pair *w, int32_t rank) {
     uint8_t block[CALLBACK_HUB_BLOCK_MAX];
     wh_callback_frame frame;
     assert_true(wh_callback_frame_read(block, callback_hub_last(w->hub, rank, block, sizeof(block)), &frame));
     return frame;
 }
 
-static void test_foreign_blocks(void **state) {
+static void test_blocks_that_are_not_frames_are_ignored(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     static const char noise[] = "this is a message of somebody else, and longer than a header of a frame";
     meet(&w);
     callback_hub_inject(w.hub, 1, 0, noise, sizeof(noise));
@@ -185,13 +160,13 @@ static void test_foreign_blocks(void **state) {
     expect_nothing(&w, 0);
     send_text(&w, 1, "goes on");
     expect_text(&w, 0, "goes on");
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-/** A message of which only the beginning came is dropped when the next begins. */
-static void test_unfinished(void **state) {
+/** An incomplete message is dropped when the next one begins. */
+static void test_incomplete_messages_are_dropped(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     meet(&w);
     wh_callback_frame frame = last_frame(&w, 1);
     frame.tag = 1;
@@ -200,13 +175,13 @@ static void test_unfinished(void **state) {
     inject(&w, &frame, "only this");
     send_text(&w, 1, "whole");
     expect_text(&w, 0, "whole");
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-/** A frame of a message that is longer than any may be is no frame of this group. */
-static void test_too_long(void **state) {
+/** A frame that announces too long a message is ignored. */
+static void test_frames_of_too_long_messages_are_ignored(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     meet(&w);
     wh_callback_frame frame = last_frame(&w, 1);
     frame.tag = 1;
@@ -215,13 +190,13 @@ static void test_too_long(void **state) {
     inject(&w, &frame, "a claim");
     send_text(&w, 1, "whole");
     expect_text(&w, 0, "whole");
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-/** What a former incarnation sent, and what was meant for one, does not arrive. */
-static void test_stale(void **state) {
+/** Messages from or to a former incarnation are dropped. */
+static void test_messages_of_former_incarnations_are_dropped(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     meet(&w);
     wh_callback_frame frame = last_frame(&w, 1);
     frame.tag = 1;
@@ -236,33 +211,33 @@ static void test_stale(void **state) {
     expect_nothing(&w, 0);
     inject(&w, &frame, "fresh");
     expect_text(&w, 0, "fresh");
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-/** A rank that has not noticed that the other started anew is told, though that one only waits. */
-static void test_unaware(void **state) {
+/** A rank learns that the other one has restarted, even if that one only waits. */
+static void test_rank_learns_that_its_peer_restarted(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     wh_message message;
     meet(&w);
     callback_hub_break(w.hub, 0, WHERRY_SYSTEM, WHERRY_OK);
     wh_group *former = w.groups[0];
-    w.groups[0] = join(w.hub, 0);
+    w.groups[0] = callback_pair_join(w.hub, 0);
     callback_hub_break(w.hub, 0, WHERRY_OK, WHERRY_OK);
     send_text(&w, 1, "to the former one");
     expect_nothing(&w, 0);
     must_fail(WHERRY_TIMED_OUT, error,
-              wh_group_receive(w.groups[1], WH_ANY_RANK, 9, wh_deadline_in_ms(SHORT_MS), &message, &error));
+              wh_group_receive(w.groups[1], WHERRY_ANY_RANK, 9, wh_deadline_in_ms(SHORT_MS), &message, &error));
     send_text(&w, 1, "to the new one");
     expect_text(&w, 0, "to the new one");
     wh_group_destroy(former);
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-/** An incarnation that hears of a newer one of its own rank is out. */
-static void test_fence(void **state) {
+/** An incarnation that hears of a newer one of its own rank leaves the group. */
+static void test_replaced_incarnation_leaves(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     wh_message message;
     meet(&w);
     wh_callback_frame frame = last_frame(&w, 1);
@@ -272,13 +247,13 @@ static void test_fence(void **state) {
     inject(&w, &frame, "");
     must_fail(WHERRY_CLOSED, error, wh_group_receive(w.groups[0], 1, 1, soon(), &message, &error));
     must_fail(WHERRY_CLOSED, error, wh_group_send(w.groups[0], 1, 1, "x", 1, soon(), &error));
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-/** The newest incarnation answers a former one, which so hears that it is that. */
-static void test_former_is_told(void **state) {
+/** The newest incarnation answers a former one, so that it learns that it was replaced. */
+static void test_replaced_incarnation_is_told(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     meet(&w);
     wh_callback_frame frame = last_frame(&w, 1);
     uint64_t present = frame.from;
@@ -292,16 +267,16 @@ static void test_former_is_told(void **state) {
     wh_callback_frame answer = last_frame(&w, 0);
     assert_int_equal(answer.kind, WH_CALLBACK_HELLO);
     assert_true(answer.to == present);
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
 /**
- * Without WHERRY_GROUP_OPS_DEATH nobody is told of a death: whoever waits does so until the
- * deadline, and no longer.
+ * Without WHERRY_GROUP_OPS_DEATH, deaths are not reported. A call that waits for a dead rank ends
+ * at its deadline.
  */
-static void test_silent_death(void **state) {
+static void test_unreported_death_ends_at_the_deadline(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     meet(&w);
     callback_hub_kill(w.hub, 1);
     uint64_t begin = wh_clock_now();
@@ -310,12 +285,12 @@ static void test_silent_death(void **state) {
     assert_true(waited >= SHORT_MS && waited < SOON_MS / 2);
     assert_true(wh_mailbox_incarnation(w.groups[0]->mailbox, 1) != 0);
     assert_false(wh_group_can(w.groups[0], WH_GROUP_DEATH));
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-static void test_reported_death(void **state) {
+static void test_reported_death_is_a_loss(void **state) {
     (void)state;
-    world w = open_world(WHERRY_GROUP_OPS_DEATH);
+    callback_pair w = open_pair(WHERRY_GROUP_OPS_DEATH);
     wh_message message;
     meet(&w);
     assert_true(wh_group_can(w.groups[0], WH_GROUP_DEATH));
@@ -325,12 +300,12 @@ static void test_reported_death(void **state) {
     must_fail(WHERRY_PEER_LOST, error, wh_group_receive(w.groups[0], 1, 1, soon(), &message, &error));
     assert_int_equal(error.rank, 1);
     must_fail(WHERRY_PEER_LOST, error, wh_group_send(w.groups[0], 1, 1, "x", 1, soon(), &error));
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-static void test_failing_send(void **state) {
+static void test_failed_send_is_reported(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     wh_message message;
     meet(&w);
     callback_hub_break(w.hub, 0, WHERRY_SYSTEM, WHERRY_OK);
@@ -348,21 +323,21 @@ static void test_failing_send(void **state) {
     callback_hub_break(w.hub, 0, WHERRY_OK, WHERRY_OK);
     send_text(&w, 0, "mended");
     expect_text(&w, 1, "mended");
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-static void test_failing_receive(void **state) {
+static void test_failed_receive_is_reported(void **state) {
     (void)state;
     static const wherry_status answers[] = {WHERRY_SYSTEM, WHERRY_PEER_LOST, WHERRY_CLOSED, (wherry_status)17};
     for (size_t i = 0; i < sizeof(answers) / sizeof(*answers); i++) {
-        world w = open_world(0);
+        callback_pair w = open_pair(0);
         wh_message message;
         meet(&w);
         callback_hub_break(w.hub, 0, WHERRY_OK, WHERRY_TIMED_OUT);
         expect_nothing(&w, 0);
         callback_hub_break(w.hub, 0, WHERRY_OK, answers[i]);
         must_fail(WHERRY_CLOSED, error, wh_group_receive(w.groups[0], 1, 1, soon(), &message, &error));
-        close_world(&w);
+        callback_pair_close(&w);
     }
 }
 
@@ -372,12 +347,12 @@ static void count_message(void *context, wh_message *message) {
 }
 
 /**
- * Who cannot send reads, but calls no service: the caller may hold a lock that the service takes.
- * Who waits does.
+ * A send that cannot proceed reads messages but calls no service, because its caller may hold a
+ * lock that the service takes. A waiting receive calls services.
  */
 static void test_send_calls_no_service(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     wh_message message;
     int served = 0;
     meet(&w);
@@ -391,10 +366,10 @@ static void test_send_calls_no_service(void **state) {
     assert_int_equal(served, 1);
     callback_hub_break(w.hub, 0, WHERRY_OK, WHERRY_OK);
     wh_service_close(w.groups[0], 9);
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-/** A rank that sends a long message, and then takes one. */
+/** A rank that sends a long message and then receives one. */
 typedef struct talker {
     wh_group *group;
     size_t size;
@@ -417,12 +392,12 @@ static void *talk(void *context) {
 }
 
 /**
- * Two ranks that send far more to each other than the sockets hold, and read only afterwards, do
- * not wait on each other.
+ * Two ranks send each other far more than the sockets hold, and receive afterwards. They must not
+ * deadlock.
  */
-static void test_both_send_first(void **state) {
+static void test_ranks_that_both_send_first_do_not_deadlock(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     talker talkers[RANKS];
     pthread_t threads[RANKS];
     for (int i = 0; i < RANKS; i++) {
@@ -433,16 +408,16 @@ static void test_both_send_first(void **state) {
         pthread_join(threads[i], NULL);
         assert_int_equal(talkers[i].failures, 0);
     }
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
 /**
- * Nobody reads: a message that is longer than the socket holds ends at its deadline, and what came
- * of it matches nothing.
+ * If the peer does not read, sending a message longer than the socket's buffer times out. Its part
+ * is never delivered.
  */
-static void test_nobody_reads(void **state) {
+static void test_send_times_out_if_the_peer_does_not_read(void **state) {
     (void)state;
-    world w = open_world(0);
+    callback_pair w = open_pair(0);
     size_t size = 4 << 20;
     char *bytes = calloc(1, size);
     meet(&w);
@@ -453,10 +428,10 @@ static void test_nobody_reads(void **state) {
     expect_nothing(&w, 1);
     send_text(&w, 0, "the next");
     expect_text(&w, 1, "the next");
-    close_world(&w);
+    callback_pair_close(&w);
 }
 
-/** Says yes from a moment on. */
+/** Returns true once the deadline has passed. */
 static bool is_over(void *context) {
     return wh_deadline_passed(*(wh_deadline *)context);
 }
@@ -478,13 +453,13 @@ static void *send_until_stopped(void *context) {
 }
 
 /**
- * Nobody reads, and two threads send: one is in the middle of its message, the other waits behind
- * it. A stop ends both, by a request or by its question, and what came of them matches nothing.
+ * The peer does not read, and two threads send: one is in the middle of its message, the other
+ * waits for it. A stop ends both, by a request or by its question. Their parts are never delivered.
  */
-static void test_stopped_sends(void **state) {
+static void test_stop_ends_blocked_sends(void **state) {
     (void)state;
     for (int asks = 0; asks < 2; asks++) {
-        world w = open_world(0);
+        callback_pair w = open_pair(0);
         wh_deadline moment = wh_deadline_in_ms(SHORT_MS);
         stopped_send sends[2];
         meet(&w);
@@ -494,7 +469,7 @@ static void test_stopped_sends(void **state) {
             assert_int_equal(pthread_create(&sends[i].thread, NULL, send_until_stopped, sends + i), 0);
             wh_await_asleep(getpid());
         }
-        /* the one that waits first: it must not be the other's end that frees it */
+        /* stop the waiting thread first, so that the end of the other one does not release it */
         for (int i = 1; i >= 0; i--) {
             if (!asks) {
                 wh_stop_request(&sends[i].stop);
@@ -505,14 +480,14 @@ static void test_stopped_sends(void **state) {
         expect_nothing(&w, 1);
         send_text(&w, 0, "the next");
         expect_text(&w, 1, "the next");
-        close_world(&w);
+        callback_pair_close(&w);
     }
 }
 
 static wherry_status (*hub_receive)(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
                                     wherry_error *why);
 static atomic_uint reads;
-static atomic_uint open_reads; /* by a thread that a signal of the program may reach */
+static atomic_uint open_reads; /* reads by a thread that does not block signals */
 
 static wherry_status look_and_receive(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
                                       wherry_error *why) {
@@ -523,8 +498,8 @@ static wherry_status look_and_receive(void *context, uint32_t timeout_ms, wherry
     return hub_receive(context, timeout_ms, deliver, sink, why);
 }
 
-/** The thread that reads in the background takes none of the program's signals. */
-static void test_reader_takes_no_signals(void **state) {
+/** The background reader blocks the program's signals. */
+static void test_background_reader_blocks_signals(void **state) {
     (void)state;
     callback_hub_options options = {.flags = CALLBACK_HUB_ALL | WHERRY_GROUP_OPS_BACKGROUND};
     callback_hub *hub = callback_hub_open(RANKS, &options);
@@ -544,10 +519,10 @@ static void test_reader_takes_no_signals(void **state) {
 }
 
 /**
- * The Nth allocation fails, of a message there and back: an error, or a rank that is given up, and
- * nothing is left over.
+ * Each allocation fails in turn while a message goes back and forth. The result is an error or a
+ * lost rank, and nothing leaks.
  */
-static void test_no_memory(void **state) {
+static void test_reports_failed_allocations(void **state) {
     (void)state;
     bool through = false;
     for (uint64_t fail = 1; !through; fail++) {
@@ -555,7 +530,7 @@ static void test_no_memory(void **state) {
         char bytes[1500] = {0};
         counting count;
         counting_begin(&count);
-        world w = open_world(0);
+        callback_pair w = open_pair(0);
         wh_message message;
         meet(&w);
         memcpy(bytes, text, sizeof(text));
@@ -574,7 +549,7 @@ static void test_no_memory(void **state) {
             assert_true(fail > 3);
         }
         count.fail = 0;
-        close_world(&w);
+        callback_pair_close(&w);
         assert_int_equal(count.held, 0);
         wherry_allocator_set(NULL);
     }
@@ -582,25 +557,25 @@ static void test_no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_frame),
-        cmocka_unit_test(test_assembly),
-        cmocka_unit_test(test_foreign_blocks),
-        cmocka_unit_test(test_unfinished),
-        cmocka_unit_test(test_too_long),
-        cmocka_unit_test(test_stale),
-        cmocka_unit_test(test_unaware),
-        cmocka_unit_test(test_fence),
-        cmocka_unit_test(test_former_is_told),
-        cmocka_unit_test(test_silent_death),
-        cmocka_unit_test(test_reported_death),
-        cmocka_unit_test(test_failing_send),
-        cmocka_unit_test(test_failing_receive),
+        cmocka_unit_test(test_frames_are_written_and_read),
+        cmocka_unit_test(test_messages_are_assembled_from_frames),
+        cmocka_unit_test(test_blocks_that_are_not_frames_are_ignored),
+        cmocka_unit_test(test_incomplete_messages_are_dropped),
+        cmocka_unit_test(test_frames_of_too_long_messages_are_ignored),
+        cmocka_unit_test(test_messages_of_former_incarnations_are_dropped),
+        cmocka_unit_test(test_rank_learns_that_its_peer_restarted),
+        cmocka_unit_test(test_replaced_incarnation_leaves),
+        cmocka_unit_test(test_replaced_incarnation_is_told),
+        cmocka_unit_test(test_unreported_death_ends_at_the_deadline),
+        cmocka_unit_test(test_reported_death_is_a_loss),
+        cmocka_unit_test(test_failed_send_is_reported),
+        cmocka_unit_test(test_failed_receive_is_reported),
         cmocka_unit_test(test_send_calls_no_service),
-        cmocka_unit_test(test_both_send_first),
-        cmocka_unit_test(test_nobody_reads),
-        cmocka_unit_test(test_stopped_sends),
-        cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_reader_takes_no_signals),
+        cmocka_unit_test(test_ranks_that_both_send_first_do_not_deadlock),
+        cmocka_unit_test(test_send_times_out_if_the_peer_does_not_read),
+        cmocka_unit_test(test_stop_ends_blocked_sends),
+        cmocka_unit_test(test_reports_failed_allocations),
+        cmocka_unit_test(test_background_reader_blocks_signals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,11 @@
 /*
- * Two machines that greet each other: how they agree, how they part, and what they do with memory
- * and the secret.
+ * Two state machines of the first exchange: how they agree, how they refuse each other, failing
+ * allocations, and the secret.
  */
 #include "../support/counting_allocator.h"
 #include "../support/hello_sides.h"
 
-static void test_two_machines(void **state) {
+static void test_two_sides_agree(void **state) {
     (void)state;
     wh_hello_config a = config_of(0);
     wh_hello_config b = config_of(1);
@@ -13,8 +13,7 @@ static void test_two_machines(void **state) {
     b.purpose = WH_HELLO_DATA;
     side left;
     side right;
-    begin(&left, &a, true);
-    begin(&right, &b, false);
+    begin_both(&left, &a, &right, &b);
     assert_null(wh_hello_peer(left.machine));
     talk(&left, &right, UNCUT, 0);
     assert_true(done(&left) && done(&right));
@@ -26,7 +25,7 @@ static void test_two_machines(void **state) {
     finish(&left, &right);
 }
 
-static void test_cut_everywhere(void **state) {
+static void test_pieces_of_any_size_work(void **state) {
     (void)state;
     wh_hello_config a = config_of(0);
     wh_hello_config b = config_of(1);
@@ -35,8 +34,7 @@ static void test_cut_everywhere(void **state) {
         for (size_t cut = 1; cut <= total; cut++) {
             side left;
             side right;
-            begin(&left, &a, true);
-            begin(&right, &b, false);
+            begin_both(&left, &a, &right, &b);
             talk(&left, &right, pieces ? cut : UNCUT, pieces ? 0 : cut);
             assert_true(done(&left) && done(&right));
             assert_knows(&left, &b, WH_HELLO_CONTROL);
@@ -48,7 +46,7 @@ static void test_cut_everywhere(void **state) {
     assert_true(total > AT_JOB + MAC);
 }
 
-static void test_without_secrets(void **state) {
+static void test_two_sides_agree_without_secrets(void **state) {
     (void)state;
     wh_hello_config a = config_of(0);
     wh_hello_config b = config_of(1);
@@ -56,8 +54,7 @@ static void test_without_secrets(void **state) {
     b.secret = NULL;
     side left;
     side right;
-    begin(&left, &a, true);
-    begin(&right, &b, false);
+    begin_both(&left, &a, &right, &b);
     talk(&left, &right, UNCUT, 0);
     assert_true(done(&left) && done(&right));
     assert_knows(&left, &b, WH_HELLO_CONTROL);
@@ -66,7 +63,7 @@ static void test_without_secrets(void **state) {
     finish(&left, &right);
 }
 
-static void test_longest_and_shortest_texts(void **state) {
+static void test_longest_and_shortest_texts_work(void **state) {
     (void)state;
     char job[WH_HELLO_TEXT_MAX + 1] = {0};
     memset(job, 'j', WH_HELLO_TEXT_MAX);
@@ -77,8 +74,7 @@ static void test_longest_and_shortest_texts(void **state) {
     b.address = NULL;
     side left;
     side right;
-    begin(&left, &a, true);
-    begin(&right, &b, false);
+    begin_both(&left, &a, &right, &b);
     talk(&left, &right, UNCUT, 0);
     assert_true(done(&left) && done(&right));
     assert_string_equal(wh_hello_peer(left.machine)->address, "");
@@ -86,8 +82,8 @@ static void test_longest_and_shortest_texts(void **state) {
     finish(&left, &right);
 }
 
-/* The bytes behind ACCEPT are left where they are, also when they come in the same piece. */
-static void test_leftover(void **state) {
+/* Bytes after ACCEPT are not consumed, even if they arrive in the same piece. */
+static void test_bytes_after_accept_are_not_consumed(void **state) {
     (void)state;
     script peer = hand_hello();
     side left;
@@ -112,8 +108,8 @@ static void test_leftover(void **state) {
     wh_hello_destroy(left.machine);
 }
 
-/* Whoever gives a machine what it lacks, and no more, stops right behind ACCEPT. */
-static void test_missing(void **state) {
+/* A caller that gives a machine only the bytes it asks for stops right after ACCEPT. */
+static void test_machine_says_how_many_bytes_it_needs(void **state) {
     (void)state;
     script peer = hand_hello();
     wh_hello_config own = config_of(0);
@@ -139,14 +135,13 @@ static void test_missing(void **state) {
     wh_hello_destroy(left.machine);
 }
 
-/* ---- sides that do not fit ---- */
+/* ---- sides that do not match ---- */
 
 static void assert_parted(const wh_hello_config *a, const wh_hello_config *b, wherry_status status,
                           wh_refusal refusal) {
     side left;
     side right;
-    begin(&left, a, true);
-    begin(&right, b, false);
+    begin_both(&left, a, &right, b);
     talk(&left, &right, UNCUT, 0);
     assert_int_equal(left.status, status);
     assert_int_equal(right.status, status);
@@ -161,7 +156,7 @@ static void assert_parted(const wh_hello_config *a, const wh_hello_config *b, wh
     finish(&left, &right);
 }
 
-static void test_differences(void **state) {
+static void test_refuses_sides_that_do_not_match(void **state) {
     (void)state;
     wh_hello_config a = config_of(0);
     wh_hello_config b = config_of(1);
@@ -183,16 +178,15 @@ static void test_differences(void **state) {
     assert_parted(&a, &a, WHERRY_MISMATCH, WH_REFUSAL_OWN_RANK);
 }
 
-/* A rank that came back may speak to what it was before: who of them stays is not decided here. */
-static void test_other_incarnation_of_own_rank(void **state) {
+/* A restarted rank may talk to its former incarnation. The exchange does not decide which stays. */
+static void test_talks_to_its_former_incarnation(void **state) {
     (void)state;
     wh_hello_config a = config_of(0);
     wh_hello_config b = config_of(0);
     b.incarnation++;
     side left;
     side right;
-    begin(&left, &a, true);
-    begin(&right, &b, false);
+    begin_both(&left, &a, &right, &b);
     talk(&left, &right, UNCUT, 0);
     assert_true(done(&left) && done(&right));
     finish(&left, &right);
@@ -206,7 +200,7 @@ static wh_refusal admit(void *context, const wh_hello_fields *peer, uint64_t *ne
     return WH_REFUSAL_STALE;
 }
 
-static void test_admit(void **state) {
+static void test_admit_can_refuse(void **state) {
     (void)state;
     int calls = 0;
     wh_hello_config a = config_of(0);
@@ -215,8 +209,7 @@ static void test_admit(void **state) {
     a.context = &calls;
     side left;
     side right;
-    begin(&left, &a, true);
-    begin(&right, &b, false);
+    begin_both(&left, &a, &right, &b);
     talk(&left, &right, UNCUT, 0);
     assert_int_equal(calls, 1);
     assert_int_equal(left.status, WHERRY_MISMATCH);
@@ -233,13 +226,13 @@ static void test_admit(void **state) {
     assert_int_equal(calls, 1);
 }
 
-static void test_versions(void **state) {
+static void test_supports_newer_versions_that_support_this_one(void **state) {
     (void)state;
     script peer = hand_hello();
     peer.bytes[AT_VERSION + 1] = 2;
     peer.bytes[AT_LOWEST + 1] = 2;
     assert_rejected(&peer, WHERRY_BAD_VERSION, WH_REFUSAL_VERSION);
-    /* Nothing but the versions need be readable then. */
+    /* For another version, only the version fields must be readable. */
     peer.size = AT_FLAGS;
     set_size(&peer);
     assert_rejected(&peer, WHERRY_BAD_VERSION, WH_REFUSAL_VERSION);
@@ -247,7 +240,7 @@ static void test_versions(void **state) {
     assert_rejected(&peer, WHERRY_MALFORMED, WH_REFUSAL_MALFORMED);
     peer.bytes[AT_LOWEST + 1] = 0;
     assert_rejected(&peer, WHERRY_MALFORMED, WH_REFUSAL_MALFORMED);
-    /* A newer version that speaks this one too may say more, up to the longest frame. */
+    /* A newer version that also supports this one may append fields, up to the longest frame. */
     peer = hand_hello();
     peer.bytes[AT_VERSION] = 7;
     peer.size = WH_HELLO_FRAME_MAX;
@@ -257,7 +250,7 @@ static void test_versions(void **state) {
     wh_hello_destroy(left.machine);
 }
 
-static void test_every_allocation_fails(void **state) {
+static void test_reports_failed_allocations(void **state) {
     (void)state;
     counting count;
     counting_begin(&count);
@@ -265,12 +258,11 @@ static void test_every_allocation_fails(void **state) {
     wh_hello_config b = config_of(1);
     side left;
     side right;
-    begin(&left, &a, true);
-    begin(&right, &b, false);
+    begin_both(&left, &a, &right, &b);
     uint64_t calls = count.calls;
     talk(&left, &right, 7, 0);
     assert_true(done(&left) && done(&right));
-    assert_int_equal(count.calls, calls); /* bytes from a peer take no memory */
+    assert_int_equal(count.calls, calls); /* bytes from a peer allocate nothing */
     finish(&left, &right);
     for (uint64_t fail = 1; fail <= calls / 2; fail++) {
         counting_begin(&count);
@@ -286,7 +278,7 @@ static void test_every_allocation_fails(void **state) {
     wh_hello_destroy(NULL);
 }
 
-/* Whether a block still had the secret in it when it was released. */
+/* True if a block still contained the secret when it was released. */
 static bool leaked;
 
 static void release(void *context, void *memory) {
@@ -316,7 +308,7 @@ static void test_secret_is_copied_and_wiped(void **state) {
     assert_non_null(memmem(right.machine, count.last, secret, SECRET_SIZE));
     finish(&left, &right);
     assert_false(leaked);
-    /* Also where it could not be created. */
+    /* Also if creating the machine fails. */
     a.secret = secret;
     a.address = "\n";
     wh_hello *none;
@@ -333,7 +325,7 @@ static void assert_bad_config(const wh_hello_config *config) {
     assert_null(none);
 }
 
-static void test_arguments(void **state) {
+static void test_refuses_invalid_arguments(void **state) {
     (void)state;
     char longer[WH_HELLO_TEXT_MAX + 2] = {0};
     memset(longer, 'x', WH_HELLO_TEXT_MAX + 1);
@@ -365,19 +357,19 @@ static void test_arguments(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_machines),
-        cmocka_unit_test(test_cut_everywhere),
-        cmocka_unit_test(test_without_secrets),
-        cmocka_unit_test(test_longest_and_shortest_texts),
-        cmocka_unit_test(test_leftover),
-        cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_differences),
-        cmocka_unit_test(test_other_incarnation_of_own_rank),
-        cmocka_unit_test(test_admit),
-        cmocka_unit_test(test_versions),
-        cmocka_unit_test(test_every_allocation_fails),
+        cmocka_unit_test(test_two_sides_agree),
+        cmocka_unit_test(test_pieces_of_any_size_work),
+        cmocka_unit_test(test_two_sides_agree_without_secrets),
+        cmocka_unit_test(test_longest_and_shortest_texts_work),
+        cmocka_unit_test(test_bytes_after_accept_are_not_consumed),
+        cmocka_unit_test(test_machine_says_how_many_bytes_it_needs),
+        cmocka_unit_test(test_refuses_sides_that_do_not_match),
+        cmocka_unit_test(test_talks_to_its_former_incarnation),
+        cmocka_unit_test(test_admit_can_refuse),
+        cmocka_unit_test(test_supports_newer_versions_that_support_this_one),
+        cmocka_unit_test(test_reports_failed_allocations),
         cmocka_unit_test(test_secret_is_copied_and_wiped),
-        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_refuses_invalid_arguments),
     };
     return cmocka_run_group_tests_name("group_hello", tests, NULL, NULL);
 }

@@ -1,14 +1,13 @@
-/* Peers that replay, echo, flip bits, stop early and babble. */
+/* Hostile peers: they replay, echo, flip bits, stop early or send garbage. */
 #include "../support/hello_sides.h"
 
-static void test_replay(void **state) {
+static void test_refuses_a_replay(void **state) {
     (void)state;
     wh_hello_config a = config_of(0);
     wh_hello_config b = config_of(1);
     side left;
     side right;
-    begin(&left, &a, true);
-    begin(&right, &b, false);
+    begin_both(&left, &a, &right, &b);
     talk(&left, &right, UNCUT, 0);
     assert_true(done(&left));
     side again;
@@ -20,8 +19,8 @@ static void test_replay(void **state) {
     finish(&left, &right);
 }
 
-/* A peer that sends back whatever it hears, and one that makes its echo look like another rank. */
-static void test_echo(void **state) {
+/* A peer that echoes everything, and one that changes the rank in its echo. */
+static void test_refuses_an_echo(void **state) {
     (void)state;
     for (int disguise = 0; disguise < 3; disguise++) {
         wh_hello_config a = config_of(0);
@@ -46,7 +45,7 @@ static void test_echo(void **state) {
     }
 }
 
-/* The proof is the specified one, and none of its parts can be exchanged. */
+/* The proof is as specified, and depends on each of its parts. */
 static void test_proof_is_as_specified(void **state) {
     (void)state;
     for (int wrong = 0; wrong < 3; wrong++) {
@@ -75,8 +74,8 @@ static void test_proof_is_as_specified(void **state) {
     }
 }
 
-/* Whichever bit is flipped on the way, nobody ends with a HELLO that the other did not send. */
-static void test_every_bit_flipped(void **state) {
+/* If any bit is flipped on the way, no side completes with a HELLO that the other did not send. */
+static void test_detects_every_flipped_bit(void **state) {
     (void)state;
     wh_hello_config a = config_of(0);
     wh_hello_config b = config_of(1);
@@ -84,8 +83,7 @@ static void test_every_bit_flipped(void **state) {
     for (size_t bit = 0; bit < 8 * total; bit++) {
         side left;
         side right;
-        begin(&left, &a, true);
-        begin(&right, &b, false);
+        begin_both(&left, &a, &right, &b);
         left.flip_at = bit;
         talk(&left, &right, UNCUT, 0);
         assert_false(done(&left));
@@ -100,9 +98,9 @@ static void test_every_bit_flipped(void **state) {
     }
 }
 
-/* ---- bytes that are not the protocol ---- */
+/* ---- bytes that violate the protocol ---- */
 
-static void test_ends_early(void **state) {
+static void test_early_end_is_not_a_success(void **state) {
     (void)state;
     wh_hello_config a = config_of(0);
     wh_hello_config b = config_of(1);
@@ -110,8 +108,7 @@ static void test_ends_early(void **state) {
     for (size_t heard = 0; heard < total; heard++) {
         side left;
         side right;
-        begin(&left, &a, true);
-        begin(&right, &b, false);
+        begin_both(&left, &a, &right, &b);
         while (left.heard_size < heard && carry(&left, &right, UNCUT, 0) + carry(&right, &left, UNCUT, heard) > 0) {
         }
         total = hand_hello().size + HEADER + MAC + HEADER;
@@ -126,7 +123,7 @@ static void test_ends_early(void **state) {
 }
 
 /* A HELLO whose frame is shorter or longer than its fields. */
-static void test_wrong_size_of_hello(void **state) {
+static void test_refuses_a_hello_of_wrong_size(void **state) {
     (void)state;
     script whole = hand_hello();
     for (size_t size = HEADER; size < whole.size; size++) {
@@ -140,8 +137,8 @@ static void test_wrong_size_of_hello(void **state) {
     assert_rejected(&whole, WHERRY_TRAILING_BYTES, WH_REFUSAL_MALFORMED);
 }
 
-/* The header alone is enough to refuse, before there is room for the rest. */
-static void test_oversize(void **state) {
+/* The header alone is enough to refuse, before memory for the rest is needed. */
+static void test_refuses_frames_that_are_too_long(void **state) {
     (void)state;
     static const uint32_t sizes[] = {WH_HELLO_FRAME_MAX - HEADER + 1, 0x47455420, UINT32_MAX};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
@@ -158,7 +155,7 @@ static void test_oversize(void **state) {
     wh_hello_destroy(left.machine);
 }
 
-static void test_fields(void **state) {
+static void test_refuses_bad_fields(void **state) {
     (void)state;
     static const struct {
         size_t at;
@@ -198,8 +195,8 @@ static void test_fields(void **state) {
     assert_rejected(&s, WHERRY_MALFORMED, WH_REFUSAL_MALFORMED);
 }
 
-/* Who dialled says what the connection is for, and only what there is. */
-static void test_purpose_of_who_dialled(void **state) {
+/* Only the side that connected names the purpose, and it must be a known one. */
+static void test_only_the_connecting_side_names_the_purpose(void **state) {
     (void)state;
     wh_hello_config a = config_of(0);
     for (uint8_t purpose = 0; purpose < 4; purpose++) {
@@ -213,8 +210,8 @@ static void test_purpose_of_who_dialled(void **state) {
     }
 }
 
-/* What may come after HELLO, and what may not. */
-static void test_wrong_frames_later(void **state) {
+/* Which frames may follow HELLO. */
+static void test_refuses_wrong_frames_after_hello(void **state) {
     (void)state;
     static const struct {
         size_t size;
@@ -241,7 +238,7 @@ static void test_wrong_frames_later(void **state) {
     add_frame(&s, ACCEPT, "x", 1);
     feed(&left, s.bytes, s.size);
     assert_int_equal(left.status, WHERRY_TRAILING_BYTES);
-    /* This side has accepted, so that it is the next layer that would hear a REFUSE. */
+    /* This side has sent ACCEPT, so it sends no REFUSE: the next layer would read it. */
     static const uint8_t end[] = {0, 0, 0, 0, PROOF, 0, 0, 0, 0, ACCEPT};
     const uint8_t *bytes;
     size_t size;
@@ -250,7 +247,7 @@ static void test_wrong_frames_later(void **state) {
     wh_hello_destroy(left.machine);
 }
 
-static void test_refused(void **state) {
+static void test_reports_a_refusal(void **state) {
     (void)state;
     char longest[2 + WH_HELLO_TEXT_MAX];
     memset(longest, 'x', sizeof(longest));
@@ -283,13 +280,13 @@ static void test_refused(void **state) {
         const uint8_t *bytes;
         size_t size;
         wh_hello_output(left.machine, &bytes, &size);
-        /* HELLO, and no REFUSE for a REFUSE */
+        /* only HELLO: a REFUSE is not answered with a REFUSE */
         assert_int_equal(size, HEADER + ((size_t)bytes[2] << 8) + bytes[3]);
         wh_hello_destroy(left.machine);
     }
 }
 
-static void test_random_bytes(void **state) {
+static void test_random_bytes_are_refused(void **state) {
     (void)state;
     uint64_t seed = 6;
     for (int i = 0; i < 20000; i++) {
@@ -301,7 +298,7 @@ static void test_random_bytes(void **state) {
         for (size_t more = next_random(&seed) % 200 + 6; more > 0; more--) {
             add_number(&s, 1, next_random(&seed));
         }
-        /* A header that passes, so that the body is what is random. */
+        /* A valid header, so that only the body is random. */
         s.bytes[kept] = s.bytes[kept + 1] = s.bytes[kept + 2] = 0;
         s.bytes[kept + 4] = next_random(&seed) % 2 ? REFUSE : i % 2 ? PROOF : HELLO;
         side left;
@@ -314,18 +311,18 @@ static void test_random_bytes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_echo),
+        cmocka_unit_test(test_refuses_a_replay),
+        cmocka_unit_test(test_refuses_an_echo),
         cmocka_unit_test(test_proof_is_as_specified),
-        cmocka_unit_test(test_every_bit_flipped),
-        cmocka_unit_test(test_ends_early),
-        cmocka_unit_test(test_wrong_size_of_hello),
-        cmocka_unit_test(test_oversize),
-        cmocka_unit_test(test_fields),
-        cmocka_unit_test(test_purpose_of_who_dialled),
-        cmocka_unit_test(test_wrong_frames_later),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_random_bytes),
+        cmocka_unit_test(test_detects_every_flipped_bit),
+        cmocka_unit_test(test_early_end_is_not_a_success),
+        cmocka_unit_test(test_refuses_a_hello_of_wrong_size),
+        cmocka_unit_test(test_refuses_frames_that_are_too_long),
+        cmocka_unit_test(test_refuses_bad_fields),
+        cmocka_unit_test(test_only_the_connecting_side_names_the_purpose),
+        cmocka_unit_test(test_refuses_wrong_frames_after_hello),
+        cmocka_unit_test(test_reports_a_refusal),
+        cmocka_unit_test(test_random_bytes_are_refused),
     };
     return cmocka_run_group_tests_name("group_hello_hostile", tests, NULL, NULL);
 }

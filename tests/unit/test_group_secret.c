@@ -1,4 +1,4 @@
-/* Where the secret of a group comes from. */
+/* The sources of a group's secret: an argument, a variable or a file. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -64,7 +64,7 @@ static void refuse(wherry_status status, const char *words) {
     assert_non_null(strstr(error.message, words));
 }
 
-static void test_variable(void **state) {
+static void test_reads_the_variable(void **state) {
     (void)state;
     expect(NULL, 0, NULL, 0);
     setenv("WHERRY_SECRET", "", 1);
@@ -76,7 +76,7 @@ static void test_variable(void **state) {
     refuse(WHERRY_INVALID_ARGUMENT, "both set");
 }
 
-static void test_file(void **state) {
+static void test_reads_the_file(void **state) {
     (void)state;
     setenv("WHERRY_SECRET_FILE", path, 1);
     refuse(WHERRY_INVALID_ARGUMENT, "0 bytes");
@@ -98,7 +98,7 @@ static void test_file(void **state) {
     refuse(WHERRY_SYSTEM, "/tmp");
 }
 
-static void test_length(void **state) {
+static void test_refuses_bad_lengths(void **state) {
     (void)state;
     static char bytes[WH_HELLO_SECRET_MAX + 2];
     memset(bytes, 'x', sizeof(bytes));
@@ -113,9 +113,9 @@ static void test_length(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_variable, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_file, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_length, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_reads_the_variable, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_reads_the_file, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_refuses_bad_lengths, set_up, tear_down),
     };
     return cmocka_run_group_tests_name("group_secret", tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /*
- * Members of a TCP group on one host talk over Unix sockets: what a place must look like for that,
- * what becomes of those that a hostile peer makes up, and that nothing is lost or overtaken where
- * the way changes or cannot be had.
+ * Members of a TCP group on one host use Unix sockets. These tests check the format of places,
+ * including hostile ones. No message is lost or reordered when the connection changes or a Unix
+ * socket cannot be used.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +29,7 @@ enum { RANKS = 2, SOON_MS = 10000, MANY = 2000, TAG = 1 };
 
 static wherry_error error;
 
-/** A member as far as places are concerned. */
+/** A member with only the fields that places need. */
 static wh_sockets *fake(void) {
     wh_sockets *sockets = calloc(1, sizeof(*sockets));
     sockets->address.kind = WH_ADDRESS_TCP;
@@ -37,7 +37,7 @@ static wh_sockets *fake(void) {
     return sockets;
 }
 
-static void test_places(void **state) {
+static void test_only_local_places_have_a_shortcut(void **state) {
     (void)state;
     static const char *const far[] = {
         "",
@@ -60,12 +60,12 @@ static void test_places(void **state) {
     for (size_t i = 0; i < sizeof(far) / sizeof(*far); i++) {
         assert_false(wh_shortcut_leads_to(sockets, far[i]));
     }
-    *sockets->host = '\0'; /* takes none */
+    *sockets->host = '\0'; /* now it uses no Unix sockets */
     assert_false(wh_shortcut_leads_to(sockets, "127.0.0.1:1;" HERE ";" NAME));
     free(sockets);
 }
 
-/** @return a listener at a name of the abstract namespace, or a port of the loopback. */
+/** @return a listener at an abstract name, or at a port on loopback. */
 static int listen_here(const char *name, int *port_p) {
     struct sockaddr_un un = {.sun_family = AF_UNIX};
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -82,7 +82,7 @@ static int listen_here(const char *name, int *port_p) {
     return fd;
 }
 
-/** Whether dialling a place knocks there. */
+/** True if dialling a place connects to the listener. */
 static bool reaches(const wh_sockets *sockets, const char *place, int listener) {
     struct pollfd at = {listener, POLLIN, 0};
     int fd = wh_sockets_dial(sockets, place);
@@ -95,9 +95,9 @@ static bool reaches(const wh_sockets *sockets, const char *place, int listener) 
 }
 
 /**
- * The Unix socket where there is one, else the port; and nothing that is not of a group's making.
+ * Dials the Unix socket if the place has one, else the port. Ignores names that no group creates.
  */
-static void test_dialling(void **state) {
+static void test_dials_the_unix_socket_or_the_port(void **state) {
     (void)state;
     wh_sockets *sockets = fake();
     char place[WH_PLACE_MAX];
@@ -165,7 +165,7 @@ static void *send_many(void *context) {
     return (void *)(intptr_t)status;
 }
 
-/** Both send from the first moment on, and everything arrives once and in order. */
+/** Both ranks send at once. Each message arrives exactly once and in order. */
 static void talk(wh_group *groups[RANKS]) {
     pthread_t threads[RANKS];
     for (int32_t i = 0; i < RANKS; i++) {
@@ -188,7 +188,7 @@ static void talk(wh_group *groups[RANKS]) {
     }
 }
 
-static void test_order(void **state) {
+static void test_messages_stay_in_order(void **state) {
     for (int i = 0; i < 10; i++) {
         wh_group *groups[RANKS];
         open_world(*state, groups);
@@ -208,7 +208,7 @@ static void close_shortcut(wh_group *group) {
     pthread_mutex_unlock(&sockets->lock);
 }
 
-/** How many connections between the two are up. */
+/** Number of established connections between the two ranks. */
 static size_t count_up(wh_group *group) {
     wh_sockets *sockets = (wh_sockets *)group;
     size_t count = 0;
@@ -220,7 +220,7 @@ static size_t count_up(wh_group *group) {
     return count;
 }
 
-/** A channel goes the same way, and its end is nobody's loss. */
+/** A channel uses the same kind of socket, and closing it is not the loss of a rank. */
 static void open_channel(wh_group *groups[RANKS], int family) {
     wh_inbox *inbox;
     wh_message message;
@@ -238,8 +238,8 @@ static void open_channel(wh_group *groups[RANKS], int family) {
     wh_inbox_close(inbox);
 }
 
-/** Where the Unix socket of one side, or of both, cannot be dialled, TCP has to do. */
-static void test_without_it(void **state) {
+/** If the Unix socket of one or both sides cannot be reached, they use TCP. */
+static void test_uses_tcp_if_the_unix_socket_fails(void **state) {
     for (int closed = 0; closed < 4; closed++) {
         wh_group *groups[RANKS];
         open_world(*state, groups);
@@ -259,8 +259,8 @@ static void test_without_it(void **state) {
     }
 }
 
-/** Whoever leaves is lost at once, whatever other connection there was; and nobody is before. */
-static void test_loss(void **state) {
+/** A rank is lost at once when it leaves, whatever connections there were, and not before. */
+static void test_leaving_is_noticed_at_once(void **state) {
     wh_group *groups[RANKS];
     wh_message message;
     open_world(*state, groups);
@@ -285,8 +285,8 @@ static void test_loss(void **state) {
 }
 
 /**
- * Two that have met at two places and not talked yet: the end of one of these connections is not
- * the loss of a rank.
+ * Two ranks have met at two meeting points and sent nothing yet. The end of one of these
+ * connections is not the loss of a rank.
  */
 static void *join_twice(void *context) {
     joiner *j = context;
@@ -298,7 +298,7 @@ static void *join_twice(void *context) {
     return NULL;
 }
 
-/** While the other thread waits. */
+/** Ends one connection while the other thread waits. */
 static void *doom_one(void *context) {
     wh_sockets *sockets = context;
     wh_await_asleep(getpid());
@@ -317,7 +317,7 @@ static void wait_for_two(wh_group *group) {
     }
 }
 
-static void test_met_twice(void **state) {
+static void test_one_of_two_connections_may_end(void **state) {
     void *other;
     assert_int_equal(wh_test_open_near(&other), 0);
     wh_test_meeting meetings[2] = {*(wh_test_meeting *)*state, *(wh_test_meeting *)other};
@@ -346,8 +346,8 @@ static void test_met_twice(void **state) {
     assert_int_equal(wh_test_close(&other), 0);
 }
 
-/** Without a descriptor for the shortcut, the connection that there is has to do. */
-static void test_no_descriptors(void **state) {
+/** Without a free descriptor for the Unix socket, the existing connection is used. */
+static void test_works_without_free_descriptors(void **state) {
     wh_group *groups[RANKS];
     int held[256];
     int count = 0;
@@ -381,13 +381,13 @@ static void test_no_descriptors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_places),
-        cmocka_unit_test(test_dialling),
-        cmocka_unit_test_setup_teardown(test_order, wh_test_open_near, wh_test_close),
-        cmocka_unit_test_setup_teardown(test_without_it, wh_test_open_near, wh_test_close),
-        cmocka_unit_test_setup_teardown(test_loss, wh_test_open_near, wh_test_close),
-        cmocka_unit_test_setup_teardown(test_met_twice, wh_test_open_near, wh_test_close),
-        cmocka_unit_test_setup_teardown(test_no_descriptors, wh_test_open_near, wh_test_close),
+        cmocka_unit_test(test_only_local_places_have_a_shortcut),
+        cmocka_unit_test(test_dials_the_unix_socket_or_the_port),
+        cmocka_unit_test_setup_teardown(test_messages_stay_in_order, wh_test_open_near, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_uses_tcp_if_the_unix_socket_fails, wh_test_open_near, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_leaving_is_noticed_at_once, wh_test_open_near, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_one_of_two_connections_may_end, wh_test_open_near, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_works_without_free_descriptors, wh_test_open_near, wh_test_close),
     };
     return cmocka_run_group_tests_name("group_shortcut", tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * A table that can be woken: whoever waits inside its receive hears of what this process has for it
- * at once, and not when the wait is over.
+ * A table with a wake function: waking an inbox ends a wait inside the table's receive at once, not
+ * only at its timeout.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -13,7 +13,7 @@ enum { FOR_EVER_MS = 60000 };
 
 static wherry_error error;
 
-/** A receive that does not return before it is woken, whatever its timeout. */
+/** A receive that returns only when it is woken, whatever its timeout. */
 typedef struct sleeper {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -54,7 +54,7 @@ static void *wait_for_a_message(void *context) {
     return NULL;
 }
 
-static void test_woken(void **state) {
+static void test_waking_an_inbox_ends_a_receive(void **state) {
     (void)state;
     sleeper own = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, false};
     wherry_group_ops ops;
@@ -73,13 +73,13 @@ static void test_woken(void **state) {
         sched_yield();
     }
     wh_inbox_wake(inbox);
-    pthread_join(thread, NULL); /* for ever, where nobody is woken */
+    pthread_join(thread, NULL); /* hangs if the thread is not woken */
     wh_inbox_close(inbox);
     wh_group_destroy(group);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_woken)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_waking_an_inbox_ends_a_receive)};
     wherry_log_set_level(WHERRY_LOG_OFF);
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
 /*
- * The ends of the lane of blocks: from and to which memory they move, how many at once, and that
- * nothing is under way when they have failed. Here a block is a chunk; test_lane_blocks_long.c has
- * those of several.
+ * The ends of the blocks lane: which memory they move from and to, and how many blocks move at
+ * once. After a failure no operation is in progress. Each block is one chunk here;
+ * test_lane_blocks_long.c tests blocks of several chunks.
  */
 #include <stdlib.h>
 
@@ -15,16 +15,16 @@ static const lane_shape whole = {
 static const lane_shape pieces = {
     .chunks = 10, .pieces = 4, .shortest = 1000, .longest = 5000, .source_gap = 9, .target_gap = 20, .strided = true};
 
-/** So many of ten small chunks are under way at once: a receiver's all wait for their bytes. */
+/** How many of ten small chunks are in progress at once. A receiver begins all of them. */
 static size_t at_once(bool source) {
     return source ? UNDER_WAY : 10;
 }
 
 /**
- * A chunk that is one run moves from its own memory, and to it: in the order of the chunks, on the
- * channel of the request.
+ * A chunk that is one run moves without a copy, in the order of the chunks, on the channel of the
+ * request.
  */
-static void test_in_place(void **state) {
+static void test_single_runs_move_without_a_copy(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
         scene s;
@@ -49,8 +49,8 @@ static void test_in_place(void **state) {
     }
 }
 
-/** One that is several runs moves through memory of the lane, which is used again. */
-static void test_packed(void **state) {
+/** A chunk of several runs moves through a buffer of the lane, which is reused. */
+static void test_several_runs_move_through_a_buffer(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
         scene s;
@@ -67,10 +67,10 @@ static void test_packed(void **state) {
 }
 
 /**
- * A receiver's wait for their bytes, up to a number, and the next ones are begun together, when
- * half of them are through.
+ * A receiver begins blocks ahead, up to a limit. It begins the next ones together when half of them
+ * have finished.
  */
-static void test_ahead(void **state) {
+static void test_receiver_begins_blocks_ahead(void **state) {
     (void)state;
     static const lane_shape many = {.chunks = 100, .pieces = 1, .shortest = 100, .longest = 200};
     enum { HALF = WH_BLOCKS_AHEAD / 2 };
@@ -90,8 +90,8 @@ static void test_ahead(void **state) {
     scene_end(&s);
 }
 
-/** Those that land in memory of the sink's are no more than a source has under way. */
-static void test_staged(void **state) {
+/** A receiver has no more staged chunks in progress than a source has. */
+static void test_staged_chunks_are_limited(void **state) {
     (void)state;
     static const lane_shape staged = {.chunks = 20, .pieces = 1, .shortest = 100, .longest = 200, .staged = 1};
     scene s;
@@ -102,8 +102,8 @@ static void test_staged(void **state) {
     scene_end(&s);
 }
 
-/** Where chunks are large, fewer are sent at once. */
-static void test_large_chunks(void **state) {
+/** Of large chunks, fewer are sent at once. */
+static void test_fewer_large_chunks_move_at_once(void **state) {
     (void)state;
     static const lane_shape large = {.chunks = 4, .pieces = 1, .shortest = 7 * MIB, .longest = 7 * MIB};
     scene s;
@@ -115,10 +115,10 @@ static void test_large_chunks(void **state) {
 }
 
 /**
- * A part does a few chunks and returns; where nothing can be done it returns too, and the next goes
- * on.
+ * A call that works in parts moves a few chunks and returns. It also returns if it cannot proceed.
+ * The next call continues.
  */
-static void test_parts(void **state) {
+static void test_works_in_parts(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
         scene s;
@@ -149,9 +149,9 @@ static void test_parts(void **state) {
 }
 
 /**
- * Whatever fails, nothing is under way when the lane says so, and the error says who it is about.
+ * Whatever fails, no operation is in progress when the lane returns, and the error names the peer.
  */
-static void test_failures(void **state) {
+static void test_failure_leaves_nothing_in_progress(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
         for (size_t at = 1; at <= whole.chunks; at++) {
@@ -172,7 +172,7 @@ static void test_failures(void **state) {
     }
 }
 
-static void test_limits(void **state) {
+static void test_times_out_without_progress_and_at_the_deadline(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
         scene s;
@@ -197,8 +197,8 @@ static void test_limits(void **state) {
     }
 }
 
-/** A stop, also one that is noticed because there are no more chunks, is not the end of a round. */
-static void test_stop(void **state) {
+/** A stop fails the round, even if it is noticed only after the last chunk. */
+static void test_stop_fails_the_round(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
         scene s;
@@ -214,8 +214,8 @@ static void test_stop(void **state) {
     }
 }
 
-/** An end that is closed in the middle of a round leaves nothing under way. */
-static void test_close_in_the_middle(void **state) {
+/** Closing an end in the middle of a round leaves no operation in progress. */
+static void test_close_leaves_nothing_in_progress(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
         scene s;
@@ -230,8 +230,8 @@ static void test_close_in_the_middle(void **state) {
     }
 }
 
-/** Transfers of a receiver have channels of their own. */
-static void test_channels(void **state) {
+/** Each transfer of a receiver has its own channel. */
+static void test_each_transfer_has_its_own_channel(void **state) {
     (void)state;
     enum { TRIES = 1000 };
     static bool used[WHERRY_GROUP_CHANNEL_MAX + 1];
@@ -246,7 +246,7 @@ static void test_channels(void **state) {
     scene_end(&s);
 }
 
-static void test_where_it_cannot_work(void **state) {
+static void test_refuses_groups_and_messages_it_cannot_use(void **state) {
     (void)state;
     static const wh_group_ops none = {.name = "messages"};
     scene s;
@@ -281,8 +281,8 @@ static void test_where_it_cannot_work(void **state) {
     scene_end(&s);
 }
 
-/** Every allocation of a round fails in turn. */
-static void test_no_memory(void **state) {
+/** Each allocation of a round fails in turn. */
+static void test_reports_failed_allocations(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
         for (uint64_t fail = 1;; fail++) {
@@ -306,10 +306,10 @@ static void test_no_memory(void **state) {
 }
 
 /**
- * A source whose blocks have another size than they must: the receiver says so, and nothing around
- * its memory is touched.
+ * If a source sends blocks of a wrong size, the receiver reports it and writes nothing outside its
+ * memory.
  */
-static void test_hostile_size(void **state) {
+static void test_refuses_blocks_of_a_wrong_size(void **state) {
     (void)state;
     static const callback_hub_options options = {.flags = CALLBACK_HUB_ALL, .blocks = true};
     for (int longer = 0; longer < 2; longer++) {
@@ -346,13 +346,20 @@ static void test_hostile_size(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_in_place),     cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_large_chunks), cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_failures),     cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_stop),         cmocka_unit_test(test_close_in_the_middle),
-        cmocka_unit_test(test_channels),     cmocka_unit_test(test_where_it_cannot_work),
-        cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_hostile_size),
-        cmocka_unit_test(test_ahead),        cmocka_unit_test(test_staged),
+        cmocka_unit_test(test_single_runs_move_without_a_copy),
+        cmocka_unit_test(test_several_runs_move_through_a_buffer),
+        cmocka_unit_test(test_fewer_large_chunks_move_at_once),
+        cmocka_unit_test(test_works_in_parts),
+        cmocka_unit_test(test_failure_leaves_nothing_in_progress),
+        cmocka_unit_test(test_times_out_without_progress_and_at_the_deadline),
+        cmocka_unit_test(test_stop_fails_the_round),
+        cmocka_unit_test(test_close_leaves_nothing_in_progress),
+        cmocka_unit_test(test_each_transfer_has_its_own_channel),
+        cmocka_unit_test(test_refuses_groups_and_messages_it_cannot_use),
+        cmocka_unit_test(test_reports_failed_allocations),
+        cmocka_unit_test(test_refuses_blocks_of_a_wrong_size),
+        cmocka_unit_test(test_receiver_begins_blocks_ahead),
+        cmocka_unit_test(test_staged_chunks_are_limited),
     };
     wherry_log_set_level(WHERRY_LOG_OFF);
     wh_blocks_limit.longest_mib = 0;

@@ -1,6 +1,6 @@
 /*
- * Blocks of several chunks: which chunks become one, the same at both sides; from and to which
- * memory they move, and how many at once.
+ * Blocks of several chunks: which chunks form a block, equally on both sides; which memory they
+ * move from and to; how many move at once.
  */
 #include <sched.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 enum { KIB = 1 << 10, LONG_PATIENCE_MS = 10000 };
 
-/** End to end at both sides; at the source alone. */
+/** Chunks that are adjacent on both sides, and chunks that are adjacent only at the source. */
 static const lane_shape side_by_side = {.chunks = 10, .pieces = 1, .shortest = 300 * KIB, .longest = 300 * KIB};
 static const lane_shape apart = {
     .chunks = 10, .pieces = 1, .shortest = 300 * KIB, .longest = 300 * KIB, .target_gap = 64, .strided = true};
@@ -31,7 +31,7 @@ static uint64_t chunk_bytes(const lane_data *data, size_t chunk) {
     return bytes;
 }
 
-/** Whether a chunk lies at the source right behind the one before it, both without a gap. */
+/** True if a chunk and the one before it are contiguous and adjacent at the source. */
 static bool follows(const lane_data *data, size_t chunk) {
     for (size_t i = data->first[chunk - 1] + 1; i < data->first[chunk + 1]; i++) {
         if (data->pieces[i].source != data->pieces[i - 1].source + data->pieces[i - 1].length) {
@@ -41,7 +41,7 @@ static bool follows(const lane_data *data, size_t chunk) {
     return true;
 }
 
-/** The sizes of the blocks of a round, by the rule of docs/wire-format.md. @return how many. */
+/** The sizes of a round's blocks, as docs/wire-format.md defines them. @return their number. */
 static size_t expect_blocks(const lane_data *data, lane_round round, uint64_t longest, uint64_t sizes[SEEN_MAX]) {
     size_t count = 0;
     size_t chunks = 0;
@@ -63,8 +63,8 @@ static size_t expect_blocks(const lane_data *data, lane_round round, uint64_t lo
 }
 
 /**
- * Both sides form the blocks of the rule: of all chunks, of some with gaps between them, again in a
- * later round. @return blocks of all chunks.
+ * Checks that both sides form these blocks: from all chunks, from every second or third one, and
+ * again in later rounds. @return the number of blocks of all chunks.
  */
 static size_t check_blocks(const lane_shape *shape, uint8_t longest_mib) {
     static const lane_round rounds[] = {{1, 0}, {2, 1}, {1, 0}, {3, 0}};
@@ -94,7 +94,7 @@ static size_t check_blocks(const lane_shape *shape, uint8_t longest_mib) {
     return all;
 }
 
-static void test_which_chunks(void **state) {
+static void test_both_sides_form_the_same_blocks(void **state) {
     (void)state;
     static const lane_shape many = {.chunks = 150, .pieces = 1, .shortest = 900, .longest = 1100};
     static const lane_shape broken = {
@@ -105,7 +105,7 @@ static void test_which_chunks(void **state) {
     assert_int_equal(check_blocks(&apart, 1), 4);
     assert_int_equal(check_blocks(&side_by_side, 2), 2);
     assert_int_equal(check_blocks(&side_by_side, 0), 10);
-    assert_int_equal(check_blocks(&many, 64), 3); /* by their number */
+    assert_int_equal(check_blocks(&many, 64), 3); /* limited by the number of chunks */
     size_t count = check_blocks(&broken, 1);
     assert_true(count > 10 && count < 60);
     count = check_blocks(&pieces, 1);
@@ -113,10 +113,10 @@ static void test_which_chunks(void **state) {
 }
 
 /**
- * From and to the memory itself where the chunks lie end to end there too; else by way of scratch,
- * which is used again.
+ * Blocks move without a copy if their chunks are adjacent on this side too. Otherwise they use a
+ * scratch buffer, which is reused.
  */
-static void test_memory(void **state) {
+static void test_adjacent_chunks_move_without_a_copy(void **state) {
     (void)state;
     for (int i = 0; i < 4; i++) {
         bool source = i & 1;
@@ -128,7 +128,7 @@ static void test_memory(void **state) {
         for (size_t k = 0; k < 4; k++) {
             const uint8_t *bytes = s.group.seen[k].bytes;
             const lane_piece *piece = s.data->pieces + 3 * k;
-            if (in_place || k == 3) { /* the last one is a chunk alone */
+            if (in_place || k == 3) { /* the last block is a single chunk */
                 assert_ptr_equal(bytes, source ? s.data->source + piece->source : s.data->target + piece->target);
             } else {
                 assert_true(bytes < s.data->target || bytes >= s.data->target + s.data->target_bytes);
@@ -139,10 +139,10 @@ static void test_memory(void **state) {
 }
 
 /**
- * A source has two long blocks under way, a receiver as many as there are; those that need scratch
- * memory are one, and all in the same.
+ * A source has two long blocks in progress, and a receiver all of them. Only one block that needs
+ * the scratch buffer is in progress at a time.
  */
-static void test_how_many_at_once(void **state) {
+static void test_long_blocks_in_progress_are_limited(void **state) {
     (void)state;
     static const lane_shape large = {.chunks = 39, .pieces = 1, .shortest = MIB, .longest = MIB};
     wh_blocks_limit.longest_mib = 13;
@@ -164,8 +164,10 @@ static void test_how_many_at_once(void **state) {
     }
 }
 
-/** Both agree to the shorter of what each says; where one is impatient a block is a chunk. */
-static void test_agreement(void **state) {
+/**
+ * Both use the shorter of the two block lengths. If one has a short timeout, a block is a chunk.
+ */
+static void test_both_sides_agree_on_the_block_length(void **state) {
     (void)state;
     static const struct {
         uint8_t offered;
@@ -200,8 +202,8 @@ static void test_agreement(void **state) {
     scene_end(&s);
 }
 
-/** Both agree to the shorter parts; where one has none, there are none. */
-static void test_agreement_on_parts(void **state) {
+/** Both use the shorter of the two part lengths. If one has none, there are no parts. */
+static void test_both_sides_agree_on_the_part_length(void **state) {
     (void)state;
     static const struct {
         uint8_t offered;
@@ -233,10 +235,10 @@ static void test_agreement_on_parts(void **state) {
 }
 
 /**
- * A chunk that is a block by itself goes in parts, the same at both sides, in place where it lies
- * so; one of several chunks does not.
+ * A block of one chunk moves in parts, equally on both sides, without a copy if it is contiguous. A
+ * block of several chunks does not.
  */
-static void test_parts(void **state) {
+static void test_single_chunks_move_in_parts(void **state) {
     (void)state;
     static const lane_shape alone = {
         .chunks = 3, .pieces = 1, .shortest = 300 * KIB, .longest = 300 * KIB, .source_gap = 9, .target_gap = 9};
@@ -263,7 +265,7 @@ static void test_parts(void **state) {
                 assert_int_equal(s.group.seen[expected_count++].size, size);
             }
         }
-        /* its last chunk is alone */
+        /* only the last block is a single chunk */
         assert_int_equal(s.group.count, shape == &side_by_side ? 3 + 3 : expected_count);
         const uint8_t *expected =
             source ? s.data->source + s.data->pieces->source : s.data->target + s.data->pieces->target;
@@ -277,7 +279,7 @@ static void test_parts(void **state) {
     }
 }
 
-static void test_hostile_lengths(void **state) {
+static void test_refuses_hostile_lengths(void **state) {
     (void)state;
     scene s;
     wh_string text = {0};
@@ -291,7 +293,7 @@ static void test_hostile_lengths(void **state) {
     must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\x41\0", 5, &flag, &end, &error));
     must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\xFF\0", 5, &flag, &end, &error));
     must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\0", 4, &flag, &end, &error));
-    wh_blocks_limit.longest_mib = 3; /* longer than this source has offered */
+    wh_blocks_limit.longest_mib = 3; /* longer than this source offered */
     must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\4\0", 5, &flag, &end, &error));
     /* parts */
     must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\3\1", 5, &flag, &end, &error));
@@ -300,7 +302,8 @@ static void test_hostile_lengths(void **state) {
 }
 
 /**
- * A stop while a block is being formed: none is begun that would be shorter than the other side's.
+ * For a stop while a block is being formed. No block may begin that is shorter than on the other
+ * side.
  */
 static wh_stop *stop_at_once;
 
@@ -310,7 +313,7 @@ static uint64_t stop_and_continue(void *context, uint64_t chunk) {
     return chunk_bytes(data, chunk);
 }
 
-static void test_stop_while_forming(void **state) {
+static void test_stop_while_forming_a_block_begins_none(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
         scene s;
@@ -319,19 +322,18 @@ static void test_stop_while_forming(void **state) {
         wh_sink sink = lane_data_sink(s.data);
         feed.continues = sink.continues = stop_and_continue;
         stop_at_once = &s.stop;
-        must_fail(WHERRY_CANCELLED, error,
-                  source ? lane->push(s.end, 0, &feed, &error) : lane->pull(s.end, 0, &sink, &error));
+        must_fail(WHERRY_CANCELLED, error, work_with(&s, source, &feed, &sink));
         assert_int_equal(s.group.count, 0);
         scene_end(&s);
     }
 }
 
-/** A feed whose chunks do not lie where it says. */
+/** For a feed that falsely reports chunks as adjacent. */
 static uint64_t always(void *context, uint64_t chunk) {
     return chunk_bytes(context, chunk);
 }
 
-static void test_a_feed_that_is_wrong(void **state) {
+static void test_detects_a_wrong_feed(void **state) {
     (void)state;
     static const lane_shape gaps = {
         .chunks = 4, .pieces = 1, .shortest = 100, .longest = 100, .source_gap = 8, .strided = true};
@@ -342,17 +344,17 @@ static void test_a_feed_that_is_wrong(void **state) {
         scene_begin(&s, i ? &gaps : &parts, true, false, NULL);
         wh_feed feed = lane_data_feed(s.data);
         feed.continues = always;
-        must_fail(WHERRY_INTERNAL, error, lane->push(s.end, 0, &feed, &error));
+        must_fail(WHERRY_INTERNAL, error, work_with(&s, true, &feed, NULL));
         assert_int_equal(s.group.count, 0);
         scene_end(&s);
     }
 }
 
 /**
- * Whatever fails, nothing is under way when the lane says so; and the next chunk of a round that
- * failed is not part of the next.
+ * Whatever fails, no operation is in progress when the lane returns. The pending chunk of a failed
+ * round is not part of the next round.
  */
-static void test_failures(void **state) {
+static void test_failure_leaves_nothing_in_progress(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
         for (size_t at = 1; at <= 4; at++) {
@@ -380,8 +382,8 @@ static void test_failures(void **state) {
     }
 }
 
-/** Every allocation of a round fails in turn. */
-static void test_no_memory(void **state) {
+/** Each allocation of a round fails in turn. */
+static void test_reports_failed_allocations(void **state) {
     (void)state;
     static const lane_shape staged = {.chunks = 10, .pieces = 1, .shortest = 9000, .longest = 9000, .staged = 2};
     static const lane_shape *const shapes[] = {&side_by_side, &apart, &staged};
@@ -409,17 +411,17 @@ static void test_no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_which_chunks, reset),
-        cmocka_unit_test_setup(test_memory, reset),
-        cmocka_unit_test_setup(test_how_many_at_once, reset),
-        cmocka_unit_test_setup(test_agreement, reset),
-        cmocka_unit_test_setup(test_agreement_on_parts, reset),
-        cmocka_unit_test_setup(test_parts, reset),
-        cmocka_unit_test_setup(test_hostile_lengths, reset),
-        cmocka_unit_test_setup(test_stop_while_forming, reset),
-        cmocka_unit_test_setup(test_a_feed_that_is_wrong, reset),
-        cmocka_unit_test_setup(test_failures, reset),
-        cmocka_unit_test_setup(test_no_memory, reset),
+        cmocka_unit_test_setup(test_both_sides_form_the_same_blocks, reset),
+        cmocka_unit_test_setup(test_adjacent_chunks_move_without_a_copy, reset),
+        cmocka_unit_test_setup(test_long_blocks_in_progress_are_limited, reset),
+        cmocka_unit_test_setup(test_both_sides_agree_on_the_block_length, reset),
+        cmocka_unit_test_setup(test_both_sides_agree_on_the_part_length, reset),
+        cmocka_unit_test_setup(test_single_chunks_move_in_parts, reset),
+        cmocka_unit_test_setup(test_refuses_hostile_lengths, reset),
+        cmocka_unit_test_setup(test_stop_while_forming_a_block_begins_none, reset),
+        cmocka_unit_test_setup(test_detects_a_wrong_feed, reset),
+        cmocka_unit_test_setup(test_failure_leaves_nothing_in_progress, reset),
+        cmocka_unit_test_setup(test_reports_failed_allocations, reset),
     };
     wherry_log_set_level(WHERRY_LOG_OFF);
     return cmocka_run_group_tests_name("lane_blocks_long", tests, NULL, NULL);

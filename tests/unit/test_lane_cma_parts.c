@@ -1,4 +1,4 @@
-/* The cma lane's parts: what is sent, how memory is read, why it is not, and who is let in. */
+/* The parts of the cma lane: its messages, reading memory, reasons for refusal, and permissions. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -21,7 +21,7 @@ enum { PAGE = 4096 };
 
 static wherry_error error;
 
-static void test_offer_and_request_travel(void **state) {
+static void test_offer_and_request_are_encoded_and_decoded(void **state) {
     (void)state;
     wh_cma_offer offer = {.identity = {.process = 4711, .namespace_device = 4, .namespace_inode = 0xF0000001},
                           .address = UINT64_C(0x7fff12345678)};
@@ -49,7 +49,7 @@ static void test_offer_and_request_travel(void **state) {
     wh_free(bytes.bytes);
 }
 
-static void test_numbers_mean_the_same(void **state) {
+static void test_pids_are_shared_only_within_a_namespace(void **state) {
     (void)state;
     wh_identity own;
     must(wh_identity_read(&own, &error));
@@ -66,8 +66,8 @@ static void test_numbers_mean_the_same(void **state) {
     assert_false(wh_identity_shares_pids(&own, &other));
 }
 
-/** The nonce stays as it is, and a fork has another. */
-static void test_nonce(void **state) {
+/** The nonce does not change, and a forked child has another one. */
+static void test_forked_child_has_another_nonce(void **state) {
     (void)state;
     const uint8_t *one;
     const uint8_t *again;
@@ -89,7 +89,7 @@ static void test_nonce(void **state) {
     assert_memory_equal(one, before, sizeof(before));
 }
 
-/** Pages of which the middle one is not there. */
+/** Pages whose middle one is not mapped. */
 static uint8_t *map_with_hole(void) {
     uint8_t *pages = mmap(NULL, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(pages != MAP_FAILED);
@@ -106,10 +106,10 @@ static wherry_status read_run(const wh_cma_peer *peer, void *from, void *to, siz
 }
 
 /**
- * Memory that is not there is an error which says whose it is, however it is read; what came before
- * it has been read.
+ * Reading or writing unmapped memory is an error that says which side it is on. The bytes before it
+ * have been read.
  */
-static void test_memory_that_is_not_there(void **state) {
+static void test_unmapped_memory_is_an_error(void **state) {
     (void)state;
     uint8_t *hole = map_with_hole();
     uint8_t *good = malloc(2 * PAGE);
@@ -136,10 +136,10 @@ static void test_memory_that_is_not_there(void **state) {
 }
 
 /**
- * What was read from a process that has ended meanwhile is not good: here it is read from a living
- * one, while the watched one is dead.
+ * Bytes from a process that has ended are rejected. This test reads from a living process while the
+ * watched one is dead.
  */
-static void test_a_dead_process_gives_nothing(void **state) {
+static void test_refuses_bytes_of_a_dead_process(void **state) {
     (void)state;
     uint8_t from[64] = {1};
     uint8_t to[64];
@@ -163,7 +163,7 @@ static void must_say(wh_cma_refusal refusal, const char *part, bool assist) {
     bool assist_p = false;
     must_fail(WHERRY_REFUSED, error, wh_cma_refuse(&refusal, &assist_p, &error));
     if (!strstr(error.message, part)) {
-        fail_msg("\"%s\" does not say \"%s\"", error.message, part);
+        fail_msg("the message \"%s\" lacks \"%s\"", error.message, part);
     }
     assert_int_equal(assist_p, assist);
     assert_int_equal(error.errnum, EPERM);
@@ -171,8 +171,10 @@ static void must_say(wh_cma_refusal refusal, const char *part, bool assist) {
     assert_true(strlen(error.message) + 1 < sizeof(error.message));
 }
 
-/** The source is asked only where it can help: Yama's first scope, and nothing else in the way. */
-static void test_reasons(void **state) {
+/**
+ * The receiver asks the source only if it can help: Yama's scope is 1, and nothing else forbids it.
+ */
+static void test_refusals_name_the_reason(void **state) {
     (void)state;
     wh_cma_refusal refusal = {.process = 4194304,
                               .rank = 5,
@@ -182,7 +184,7 @@ static void test_reasons(void **state) {
                               .user = 1000,
                               .own_user = 1000,
                               .dumpable = true};
-    must_say(refusal, "Yama's ptrace_scope is 1 and the source has not named", true);
+    must_say(refusal, "Yama's ptrace_scope is 1 and this process is not the ptracer of the source", true);
     refusal.user = -1;
     must_say(refusal, "Yama's ptrace_scope is 1", true);
     refusal.user = 1001;
@@ -201,8 +203,8 @@ static void test_reasons(void **state) {
     must_say(refusal, "may have capabilities", false);
 }
 
-/** One slot: the first gets it for itself; with a second, both need it open. */
-static void test_who_is_named(void **state) {
+/** There is one slot. The first receiver gets it; for a second one, it must be open to all. */
+static void test_slot_is_opened_for_a_second_receiver(void **state) {
     (void)state;
     uint64_t own = (uint64_t)getpid();
     _Atomic uint64_t slot = 0;
@@ -213,7 +215,7 @@ static void test_who_is_named(void **state) {
     atomic_store(&slot, 0);
     assert_true(wh_ptracer_choose(&slot, WH_PTRACER_ANYONE) == WH_PTRACER_ANYONE);
 
-    /* One that is gone gives its place to the next. */
+    /* The slot of a process that has ended goes to the next one. */
     pid_t child = fork();
     if (child == 0) {
         _exit(0);
@@ -230,10 +232,10 @@ static int32_t nobody(wh_group *group, int32_t rank) {
 }
 
 /**
- * Whether the kernel has Yama shows in what it says to PR_SET_PTRACER; the source's answer must be
- * the same.
+ * The result of PR_SET_PTRACER shows whether the kernel has Yama. The source's answer must match
+ * it.
  */
-static void test_assist(void **state) {
+static void test_assist_depends_on_yama(void **state) {
     (void)state;
     static const wh_group_ops group_ops = {.name = "nobody", .process = nobody};
     wh_group group = {.ops = &group_ops, .size = 2};
@@ -247,7 +249,7 @@ static void test_assist(void **state) {
     assert_int_equal(status, yama ? WHERRY_OK : WHERRY_UNSUPPORTED);
     site.keep_ptracer = true;
     must_fail(WHERRY_REFUSED, error, wh_lane_cma.assist(&site, request.bytes, request.size, &error));
-    assert_non_null(strstr(error.message, "told not to set the ptracer"));
+    assert_non_null(strstr(error.message, "may not set its ptracer, because WHERRY_KEEP_PTRACER is set"));
     must_fail(WHERRY_MALFORMED, error, wh_lane_cma.assist(&site, request.bytes, request.size - 1, &error));
     prctl(PR_SET_PTRACER, 0, 0, 0, 0);
     wh_free(request.bytes);
@@ -276,8 +278,8 @@ static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landin
     return good ? WHERRY_OK : wh_fail_memory(failure, "a list");
 }
 
-static wherry_status sink_close(void *context, wh_landing *landing, const wh_digest *digest, const wh_digest *claimed,
-                                wherry_error *failure) {
+static wherry_status sink_close(void *context, wh_landing *landing, const wherry_digest *digest,
+                                const wherry_digest *claimed, wherry_error *failure) {
     (void)context;
     (void)landing;
     (void)failure;
@@ -291,11 +293,17 @@ static void sink_moved(void *context, uint64_t bytes) {
     assert_int_equal(bytes, sizeof(from_bytes));
 }
 
-/** From the offer to the close, within this process. */
+/** One transfer within this process, from the offer to the close. */
 static wherry_status move_once(const wh_lane_site *site) {
     int given = 0;
     bool assist = false;
-    wh_sink sink = {&given, true, sink_next, sink_origin, sink_open, sink_close, sink_moved, NULL, NULL, NULL};
+    wh_sink sink = {.context = &given,
+                    .verify = true,
+                    .next = sink_next,
+                    .origin = sink_origin,
+                    .open = sink_open,
+                    .close = sink_close,
+                    .moved = sink_moved};
     wh_string offer = {0};
     wh_string request = {0};
     wh_lane_end *end = NULL;
@@ -312,7 +320,7 @@ static wherry_status move_once(const wh_lane_site *site) {
     return status;
 }
 
-static void test_without_memory(void **state) {
+static void test_reports_failed_allocations(void **state) {
     (void)state;
     static const wh_group_ops group_ops = {.name = "nobody", .process = nobody};
     wh_group group = {.ops = &group_ops, .size = 2};
@@ -340,15 +348,15 @@ static void test_without_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_offer_and_request_travel),
-        cmocka_unit_test(test_numbers_mean_the_same),
-        cmocka_unit_test(test_nonce),
-        cmocka_unit_test(test_memory_that_is_not_there),
-        cmocka_unit_test(test_a_dead_process_gives_nothing),
-        cmocka_unit_test(test_reasons),
-        cmocka_unit_test(test_who_is_named),
-        cmocka_unit_test(test_assist),
-        cmocka_unit_test(test_without_memory),
+        cmocka_unit_test(test_offer_and_request_are_encoded_and_decoded),
+        cmocka_unit_test(test_pids_are_shared_only_within_a_namespace),
+        cmocka_unit_test(test_forked_child_has_another_nonce),
+        cmocka_unit_test(test_unmapped_memory_is_an_error),
+        cmocka_unit_test(test_refuses_bytes_of_a_dead_process),
+        cmocka_unit_test(test_refusals_name_the_reason),
+        cmocka_unit_test(test_slot_is_opened_for_a_second_receiver),
+        cmocka_unit_test(test_assist_depends_on_yama),
+        cmocka_unit_test(test_reports_failed_allocations),
     };
     return cmocka_run_group_tests_name("lane_cma_parts", tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * The ring lane between honest ends and others: who may hand over the memory, who may take it, and
- * what either side can write into it. What holds for every lane is the conformance suite's.
+ * The ring lane between honest and hostile ends: who may hand over the memory, who may take it, and
+ * what either side can write into it. The conformance suite tests what all lanes must do.
  */
 #include <fcntl.h>
 #include <sched.h>
@@ -23,7 +23,7 @@
 enum {
     CHUNKS = 2,
     CHUNK = 2 * WH_RING_SLOT_BYTES + 5, /* three frames */
-    SPLIT = 1000,                       /* where the landing changes from one run to the other */
+    SPLIT = 1000,                       /* length of the first of two runs of a landing */
     GUARD = 64,
     FILL = 0xA5,
     QUICK_MS = 50,
@@ -44,8 +44,8 @@ static uint8_t source_bytes[CHUNKS][CHUNK];
 static uint8_t target[CHUNKS][GUARD + SPLIT + GUARD + (CHUNK - SPLIT) + GUARD];
 static int opened[CHUNKS];
 static int closed[CHUNKS];
-static bool claims; /* the last chunk came with a digest */
-static bool equal;  /* which was the one of what landed */
+static bool claims; /* the last chunk had a digest from the source */
+static bool equal;  /* that digest is the one of the received bytes */
 static uint64_t next_chunk;
 
 static bool feed_next(void *context, uint64_t *chunk_p) {
@@ -68,7 +68,7 @@ static void moved(void *context, uint64_t bytes) {
 static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landing, wherry_error *problem) {
     (void)context;
     if (chunk >= CHUNKS || opened[chunk]++) {
-        return wh_fail(problem, WHERRY_MALFORMED, "not a chunk that is waited for");
+        return wh_fail(problem, WHERRY_MALFORMED, "chunk not expected");
     }
     wh_segments_clear(&landing->segments);
     return wh_segments_add(&landing->segments, target[chunk] + GUARD, SPLIT) &&
@@ -77,8 +77,8 @@ static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landin
                : wh_fail_memory(problem, "a landing");
 }
 
-static wherry_status sink_close(void *context, wh_landing *landing, const wh_digest *digest, const wh_digest *claimed,
-                                wherry_error *problem) {
+static wherry_status sink_close(void *context, wh_landing *landing, const wherry_digest *digest,
+                                const wherry_digest *claimed, wherry_error *problem) {
     (void)context;
     (void)problem;
     closed[landing->chunk]++;
@@ -115,7 +115,7 @@ static bool has_arrived(int chunk) {
            memcmp(target[chunk] + GUARD + SPLIT + GUARD, source_bytes[chunk] + SPLIT, CHUNK - SPLIT) == 0;
 }
 
-/* Both ends in this thread: what one waits for, the other has done before. */
+/* Both ends in one thread: each end finds that the other has already done its part. */
 typedef struct pair {
     wh_lane_site site;
     wh_string offer;
@@ -164,7 +164,7 @@ static wh_ring_shared *shared_of(const pair *p) {
     return wh_ring_end_of(p->source)->shared;
 }
 
-/* What a source could write, whatever it is. */
+/* Writes a frame with arbitrary content, as a hostile source could. */
 static void write_frame(const pair *p, uint32_t number, uint64_t kind, uint64_t length, uint64_t chunk) {
     wh_ring_frame *frame = &shared_of(p)->rings[0].frames[number % WH_RING_SLOTS];
     atomic_store(&frame->what, kind << 32 | length);
@@ -179,14 +179,14 @@ static wherry_status pull(pair *p) {
     return wh_lane_ring.pull(p->receiver, 0, &sink, &error);
 }
 
-static void test_refusals(void **state) {
+static void test_refuses_bad_offers(void **state) {
     (void)state;
     static const struct {
         size_t at;
         wherry_status status;
         const char *text;
     } rows[] = {
-        {MAGIC_AT, WHERRY_BAD_VERSION, "another version"},
+        {MAGIC_AT, WHERRY_BAD_VERSION, "a different version"},
         {BOOT_AT, WHERRY_UNSUPPORTED, "another host"},
         {NETWORK_AT, WHERRY_UNSUPPORTED, "network namespace"},
     };
@@ -217,21 +217,21 @@ static void must_not_accept(pair *p, size_t at, uint8_t flip, wherry_status stat
     assert_null(end);
 }
 
-static void test_requests(void **state) {
+static void test_refuses_bad_requests(void **state) {
     (void)state;
     pair p;
     must(pair_probe(&p));
     must_not_accept(&p, MAGIC_AT, 1, WHERRY_MALFORMED);
-    must_not_accept(&p, NAME_AT, 1, WHERRY_REFUSED); /* nobody listens */
+    must_not_accept(&p, NAME_AT, 1, WHERRY_REFUSED); /* no listener at this name */
     must_not_accept(&p, WORKERS_AT, 1, WHERRY_MALFORMED);
-    must_not_accept(&p, WORKERS_AT + 3, 1, WHERRY_MALFORMED); /* none */
-    must_not_accept(&p, WORKERS_AT + 3, 3, WHERRY_MALFORMED); /* more than there are threads */
+    must_not_accept(&p, WORKERS_AT + 3, 1, WHERRY_MALFORMED); /* no worker */
+    must_not_accept(&p, WORKERS_AT + 3, 3, WHERRY_MALFORMED); /* more workers than threads */
     pair_close(&p);
 }
 
 /*
- * Sends what a source sends, or something else, to the socket that a request names. memory may be
- * -1.
+ * Sends bytes and a descriptor to the socket that a request names, as a source does. memory -1: no
+ * descriptor.
  */
 static void send_to(const pair *p, const void *bytes, size_t size, int memory) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -265,8 +265,8 @@ static void handover_of(const pair *p, char message[HANDOVER_BYTES]) {
     memcpy(message + WH_RING_MAGIC_BYTES, p->request.bytes + PASS_AT, WH_RING_SECRET_BYTES);
 }
 
-/* Names are no secret: others may send something too, and what they send is closed. */
-static void test_strangers(void **state) {
+/* Socket names are not secret: other processes may send something. The receiver closes it. */
+static void test_ignores_other_senders(void **state) {
     (void)state;
     pair p;
     char message[HANDOVER_BYTES];
@@ -290,11 +290,13 @@ static void test_strangers(void **state) {
     assert_int_equal(open_descriptors(), before);
 }
 
-/* A source with the right pass hands over something else than sealed memory of the right size. */
-static void test_wrong_memory(void **state) {
+/*
+ * A source with the right secret hands over something other than sealed memory of the right size.
+ */
+static void test_refuses_memory_of_a_wrong_kind(void **state) {
     (void)state;
     for (int row = 0; row < 4; row++) {
-        pair p; /* an honest one, which shows how large the memory has to be */
+        pair p; /* an honest pair, which shows the right size of the memory */
         pair other;
         char message[HANDOVER_BYTES];
         pair_open(&p);
@@ -314,15 +316,15 @@ static void test_wrong_memory(void **state) {
         send_to(&other, message, sizeof(message), row == 2 ? -1 : fd);
         close(fd);
         must_fail(row == 2 ? WHERRY_SYSTEM : WHERRY_MALFORMED, error, pull(&other));
-        /* the next worker hears it too */
+        /* the next worker gets the error too */
         must_fail(row == 2 ? WHERRY_SYSTEM : WHERRY_MALFORMED, error, pull(&other));
         pair_close(&other);
         pair_close(&p);
     }
 }
 
-/* Somebody else has bound the name and taken the memory: no byte of a chunk is written there. */
-static void test_wrong_answer(void **state) {
+/* If another process has bound the name and taken the memory, no byte of a chunk is written. */
+static void test_writes_nothing_after_a_wrong_answer(void **state) {
     (void)state;
     pair p;
     pair_open(&p);
@@ -335,8 +337,8 @@ static void test_wrong_answer(void **state) {
     pair_close(&p);
 }
 
-/* Without an answer nothing is sent either. */
-static void test_no_answer(void **state) {
+/* Without an answer, nothing is sent either. */
+static void test_writes_nothing_without_an_answer(void **state) {
     (void)state;
     pair p;
     pair_open(&p);
@@ -345,7 +347,7 @@ static void test_no_answer(void **state) {
     pair_close(&p);
 }
 
-static void test_memory_is_late(void **state) {
+static void test_waits_for_the_memory(void **state) {
     (void)state;
     pair p;
     must(pair_probe(&p));
@@ -358,7 +360,7 @@ static void test_memory_is_late(void **state) {
     pair_close(&p);
 }
 
-static void test_hostile_frames(void **state) {
+static void test_refuses_hostile_frames(void **state) {
     (void)state;
     const uint64_t slot = WH_RING_SLOT_BYTES;
     static const uint64_t huge = UINT32_MAX;
@@ -399,8 +401,8 @@ static void test_hostile_frames(void **state) {
     }
 }
 
-/* A chunk that was closed does not come twice. */
-static void test_chunk_again(void **state) {
+/* A chunk that was closed cannot arrive again. */
+static void test_refuses_a_chunk_that_was_closed(void **state) {
     (void)state;
     pair p;
     pair_open(&p);
@@ -414,14 +416,14 @@ static void test_chunk_again(void **state) {
     pair_close(&p);
 }
 
-/* A number below `most`, the same ones in every run. */
+/* A pseudorandom number below `most`; the sequence is the same in every run. */
 static uint32_t pick(uint32_t most) {
     static uint64_t seed = 7;
     seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
     return (uint32_t)(seed >> 32) % most;
 }
 
-static void test_nonsense(void **state) {
+static void test_random_frames_write_nothing_outside(void **state) {
     (void)state;
     pair p;
     uint32_t read_so_far = 0;
@@ -442,8 +444,8 @@ static void test_nonsense(void **state) {
     pair_close(&p);
 }
 
-/* A receiver that says it has read what was never written. */
-static void test_hostile_tail(void **state) {
+/* A receiver that claims to have read more than was written. */
+static void test_refuses_a_hostile_tail(void **state) {
     (void)state;
     static const uint32_t tails[] = {1, WH_RING_SLOTS, UINT32_MAX / 2, UINT32_MAX - WH_RING_SLOTS};
     for (size_t i = 0; i < sizeof(tails) / sizeof(tails[0]); i++) {
@@ -457,9 +459,10 @@ static void test_hostile_tail(void **state) {
 }
 
 /*
- * What was written before the source closed its end still counts; then there is nobody to wait for.
+ * Frames that the source wrote before it closed its end still arrive. Then the receiver stops
+ * waiting.
  */
-static void test_closed_ends(void **state) {
+static void test_frames_before_a_close_arrive(void **state) {
     (void)state;
     pair p;
     pair_open(&p);
@@ -478,13 +481,13 @@ static void test_closed_ends(void **state) {
     must(wh_ring_enter(wh_ring_end_of(p.receiver), &error));
     wh_lane_ring.close(p.receiver);
     p.receiver = NULL;
-    must(wh_lane_ring.push(p.source, 0, &feed, &error)); /* as much as there is room for */
+    must(wh_lane_ring.push(p.source, 0, &feed, &error)); /* as much as the ring can hold */
     next_chunk = 0;
     must_fail(WHERRY_PEER_LOST, error, wh_lane_ring.push(p.source, 0, &feed, &error));
     pair_close(&p);
 }
 
-static void test_digests(void **state) {
+static void test_digests_arrive_with_the_chunks(void **state) {
     (void)state;
     pair p;
     pair_open(&p);
@@ -505,8 +508,8 @@ static void test_digests(void **state) {
     pair_close(&p);
 }
 
-/* A source of another user, whose memory nobody may read: what process_vm_readv is refused for. */
-static void test_another_user(void **state) {
+/* A source that runs as another user, whose memory process_vm_readv may not read. */
+static void test_works_with_a_source_of_another_user(void **state) {
     (void)state;
     pair p;
     must(pair_probe(&p));
@@ -533,10 +536,10 @@ static void test_another_user(void **state) {
 }
 
 /*
- * A source in another network namespace is told apart by its offer; one that says otherwise does
- * not reach the receiver's socket.
+ * The offer of a source names its network namespace. A source in another one that lies about it
+ * cannot reach the receiver's socket.
  */
-static void test_another_network(void **state) {
+static void test_refuses_a_source_of_another_network(void **state) {
     (void)state;
     enum { GOOD, WRONG, CANNOT };
     pair p;
@@ -559,7 +562,7 @@ static void test_another_network(void **state) {
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) != WRONG);
     if (WEXITSTATUS(status) == CANNOT) {
-        fprintf(stderr, "not tried: another network namespace, which takes root or user namespaces\n");
+        fprintf(stderr, "not tested: another network namespace, because that needs root or user namespaces\n");
     }
     pair_close(&p);
 }
@@ -601,7 +604,7 @@ static wherry_status whole_transfer(void) {
     return status;
 }
 
-static void test_every_allocation_fails(void **state) {
+static void test_reports_failed_allocations(void **state) {
     (void)state;
     static const wherry_allocator counting = {allocate, reallocate, release, NULL};
     wherry_status status = WHERRY_NO_MEMORY;
@@ -631,14 +634,22 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_requests),
-        cmocka_unit_test(test_strangers),       cmocka_unit_test(test_wrong_memory),
-        cmocka_unit_test(test_wrong_answer),    cmocka_unit_test(test_no_answer),
-        cmocka_unit_test(test_memory_is_late),  cmocka_unit_test(test_hostile_frames),
-        cmocka_unit_test(test_chunk_again),     cmocka_unit_test(test_nonsense),
-        cmocka_unit_test(test_hostile_tail),    cmocka_unit_test(test_closed_ends),
-        cmocka_unit_test(test_digests),         cmocka_unit_test(test_another_user),
-        cmocka_unit_test(test_another_network), cmocka_unit_test(test_every_allocation_fails),
+        cmocka_unit_test(test_refuses_bad_offers),
+        cmocka_unit_test(test_refuses_bad_requests),
+        cmocka_unit_test(test_ignores_other_senders),
+        cmocka_unit_test(test_refuses_memory_of_a_wrong_kind),
+        cmocka_unit_test(test_writes_nothing_after_a_wrong_answer),
+        cmocka_unit_test(test_writes_nothing_without_an_answer),
+        cmocka_unit_test(test_waits_for_the_memory),
+        cmocka_unit_test(test_refuses_hostile_frames),
+        cmocka_unit_test(test_refuses_a_chunk_that_was_closed),
+        cmocka_unit_test(test_random_frames_write_nothing_outside),
+        cmocka_unit_test(test_refuses_a_hostile_tail),
+        cmocka_unit_test(test_frames_before_a_close_arrive),
+        cmocka_unit_test(test_digests_arrive_with_the_chunks),
+        cmocka_unit_test(test_works_with_a_source_of_another_user),
+        cmocka_unit_test(test_refuses_a_source_of_another_network),
+        cmocka_unit_test(test_reports_failed_allocations),
     };
     return cmocka_run_group_tests_name("lane_ring_ends", tests, set_up, tear_down);
 }

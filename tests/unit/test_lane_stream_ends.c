@@ -1,5 +1,5 @@
 /*
- * How the ends of the stream lane come to be, and receivers that take nothing, or little, while a
+ * How the ends of the stream lane are created, and receivers that read slowly or not at all while a
  * source pushes.
  */
 #include <errno.h>
@@ -21,12 +21,12 @@ enum { CHUNK = 4 << 20, CHUNKS = 12, LONG_MS = 20000, SHORT_MS = 100, CHANNELS =
 static wherry_error error;
 static const wh_lane_ops *const lane = &wh_lane_stream;
 
-/** A group that opens so many channels to itself, to several threads at once. */
+/** A group that opens a limited number of channels to itself; several threads may call it. */
 typedef struct pairs {
     wh_group base;
     pthread_mutex_t lock;
-    int most;              /**< Channels that it opens. */
-    wherry_status failure; /**< Of one more. */
+    int most;              /**< Most channels that it opens. */
+    wherry_status failure; /**< Status if one more is requested. */
     int opened;
     int far[CHANNELS];
 } pairs;
@@ -52,7 +52,7 @@ static pairs pairs_of(int most, wherry_status failure) {
     return (pairs){.base = {&ops, 0, 2, NULL}, .lock = PTHREAD_MUTEX_INITIALIZER, .most = most, .failure = failure};
 }
 
-/** Whether the lane's end of a channel is closed; closes the other one. */
+/** True if the lane has closed its end of a channel. Closes the other end. */
 static bool was_closed(int far) {
     char byte;
     bool closed = recv(far, &byte, 1, MSG_DONTWAIT) == 0;
@@ -77,8 +77,8 @@ static wherry_status probe(const wh_lane_site *site, uint8_t offered, wh_string 
     return status;
 }
 
-/** As many channels as both sides may have threads for, and no more than four. */
-static void test_number_of_channels(void **state) {
+/** The number of channels is that of the side with fewer threads, and at most four. */
+static void test_opens_as_many_channels_as_both_sides_have_threads(void **state) {
     (void)state;
     static const struct {
         uint32_t source, receiver, channels;
@@ -108,8 +108,8 @@ static void test_number_of_channels(void **state) {
     wh_stop_destroy(&stop);
 }
 
-/** Where not all channels can be had, fewer do; where none can, that is the answer. */
-static void test_fewer_channels(void **state) {
+/** If not all channels can be opened, fewer are used. If none can, the probe fails. */
+static void test_uses_fewer_channels_if_some_fail(void **state) {
     (void)state;
     wh_stop stop;
     wh_string request = {0};
@@ -145,8 +145,8 @@ static void test_fewer_channels(void **state) {
     wh_stop_destroy(&stop);
 }
 
-/** A group without channels has no such lane, at either side. */
-static void test_no_channels(void **state) {
+/** Over a group without channels, both sides refuse the lane. */
+static void test_refuses_groups_without_channels(void **state) {
     (void)state;
     static const wh_group_ops ops = {.name = "bare"};
     wh_group bare = {&ops, 0, 2, NULL};
@@ -167,19 +167,25 @@ static void test_no_channels(void **state) {
     wh_stop_destroy(&stop);
 }
 
-/** Accept is ready when all channels have come, takes those, and leaves the others. */
-static void test_accept_channels(void **state) {
+/** A group with three open channels. near[i] is the lane's end of each. */
+static pairs open_three(int near[3]) {
+    pairs group = pairs_of(CHANNELS, WHERRY_INTERNAL);
+    for (int i = 0; i < 3; i++) {
+        must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), NULL, near + i, &error));
+    }
+    return group;
+}
+
+/** accept is ready once all its channels have arrived. It takes those and leaves the others. */
+static void test_accept_waits_for_all_channels(void **state) {
     (void)state;
     wh_stop stop;
     int near[3];
     must(wh_stop_init(&stop, &error));
-    pairs group = pairs_of(CHANNELS, WHERRY_INTERNAL);
+    pairs group = open_three(near);
     wh_lane_site site = site_of(&group.base, 4, &stop);
     wh_lane_end *end = NULL;
     bool ready = true;
-    for (int i = 0; i < 3; i++) {
-        must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), NULL, near + i, &error));
-    }
     site.channels = near;
     for (site.channel_count = 0; site.channel_count < 2; site.channel_count++) {
         must(lane->accept(&site, "\1\2", 2, &ready, &end, &error));
@@ -201,22 +207,16 @@ static void test_accept_channels(void **state) {
     wh_stop_destroy(&stop);
 }
 
-/**
- * A channel that the receiver has closed, because it was not open in time, is none of those that
- * the lane is made of.
- */
+/** accept does not take a channel that the receiver has closed because it did not open in time. */
 static void test_accept_leaves_closed_channels(void **state) {
     (void)state;
     wh_stop stop;
     int near[3];
     must(wh_stop_init(&stop, &error));
-    pairs group = pairs_of(CHANNELS, WHERRY_INTERNAL);
+    pairs group = open_three(near);
     wh_lane_site site = site_of(&group.base, 4, &stop);
     wh_lane_end *end = NULL;
     bool ready = true;
-    for (int i = 0; i < 3; i++) {
-        must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), NULL, near + i, &error));
-    }
     close(group.far[0]);
     site.channels = near;
     site.channel_count = 2;
@@ -233,10 +233,10 @@ static void test_accept_leaves_closed_channels(void **state) {
 }
 
 /**
- * Every allocation fails in turn: an error, nothing is kept, and the source's channels stay the
- * caller's.
+ * Each allocation fails in turn. The result is an error, nothing leaks, and the caller keeps the
+ * source's channels.
  */
-static void test_no_memory(void **state) {
+static void test_reports_failed_allocations(void **state) {
     (void)state;
     for (int accepts = 0; accepts < 2; accepts++) {
         wherry_status status = WHERRY_NO_MEMORY;
@@ -275,7 +275,7 @@ static void test_no_memory(void **state) {
     }
 }
 
-/** A source that pushes to a receiver that only the test plays. */
+/** A source that pushes to a receiver played by the test. */
 typedef struct source {
     pairs group;
     wh_lane_site site;
@@ -324,12 +324,12 @@ static void close_source(source *s) {
 }
 
 static wherry_status push(source *s) {
-    wh_feed feed = {s, false, next_chunk, gather, moved, NULL, NULL};
+    wh_feed feed = {.context = s, .next = next_chunk, .gather = gather, .moved = moved};
     return lane->push(s->end, 0, &feed, &error);
 }
 
-/** A receiver that reads nothing, and one that goes away. */
-static void test_a_receiver_that_takes_nothing(void **state) {
+/** A receiver that reads nothing, and one that closes its end. */
+static void test_push_fails_if_the_receiver_reads_nothing(void **state) {
     (void)state;
     source s;
     open_source(&s);
@@ -346,8 +346,8 @@ static void test_a_receiver_that_takes_nothing(void **state) {
     close_source(&s);
 }
 
-/** A feed that ends because of the stop is no end of a round. */
-static void test_stopped_feed(void **state) {
+/** If the feed ends because of a stop, the round fails. */
+static void test_stopped_feed_fails_the_round(void **state) {
     (void)state;
     source s;
     open_source(&s);
@@ -358,7 +358,7 @@ static void test_stopped_feed(void **state) {
 }
 
 /**
- * A receiver that takes a little now and then is slow, not lost: the limit counts from the last
+ * Reads a little now and then. Such a receiver is slow but not lost: the limit counts from the last
  * byte.
  */
 static void *sip(void *context) {
@@ -376,7 +376,7 @@ static void *sip(void *context) {
     return NULL;
 }
 
-static void test_slow_is_not_lost(void **state) {
+static void test_slow_receiver_is_not_lost(void **state) {
     (void)state;
     pthread_t thread;
     source s;
@@ -393,15 +393,15 @@ static void test_slow_is_not_lost(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_number_of_channels),
-        cmocka_unit_test(test_fewer_channels),
-        cmocka_unit_test(test_no_channels),
-        cmocka_unit_test(test_accept_channels),
+        cmocka_unit_test(test_opens_as_many_channels_as_both_sides_have_threads),
+        cmocka_unit_test(test_uses_fewer_channels_if_some_fail),
+        cmocka_unit_test(test_refuses_groups_without_channels),
+        cmocka_unit_test(test_accept_waits_for_all_channels),
         cmocka_unit_test(test_accept_leaves_closed_channels),
-        cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_a_receiver_that_takes_nothing),
-        cmocka_unit_test(test_stopped_feed),
-        cmocka_unit_test(test_slow_is_not_lost),
+        cmocka_unit_test(test_reports_failed_allocations),
+        cmocka_unit_test(test_push_fails_if_the_receiver_reads_nothing),
+        cmocka_unit_test(test_stopped_feed_fails_the_round),
+        cmocka_unit_test(test_slow_receiver_is_not_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

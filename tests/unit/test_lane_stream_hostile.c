@@ -1,11 +1,13 @@
 /*
- * A source that sends nonsense over the stream lane: the receiver answers with an error, and writes
- * nothing but what its sink gave.
+ * A source that sends invalid bytes over the stream lane. The receiver returns an error and writes
+ * only into the memory that its sink gave.
  */
-#include <poll.h>
+#include <linux/sockios.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -21,7 +23,7 @@ enum {
     CHUNK = 1000,
     GUARD = 4096,
     TARGET = CHUNKS * CHUNK + 2 * GUARD,
-    LONG_MS = 20000,
+    LONG_MS = 60000,
     SHORT_MS = 100
 };
 #define END UINT64_MAX
@@ -29,16 +31,16 @@ enum {
 
 static wherry_error error;
 
-/** The receiver's memory, what came of each chunk, and the bytes that a source would send. */
+/** The receiver's memory, the result of each chunk, and the bytes that the source sends. */
 typedef struct scene {
     wh_lane_site site;
     wh_stop stop;
     wh_lane_end *end;
-    int channel; /**< The source's end; -1: it has left. */
+    int channel; /**< The source's end; -1: closed. */
     uint8_t target[TARGET];
     int opened[CHUNKS];
     int closed[CHUNKS];
-    int good[CHUNKS]; /**< Closed with two digests that are the same. */
+    int good[CHUNKS]; /**< Closed with two equal digests. */
     wh_string script;
 } scene;
 
@@ -46,21 +48,21 @@ static wherry_status open_chunk(void *context, uint64_t chunk, wh_landing *landi
     scene *s = context;
     if (chunk >= CHUNKS || s->opened[chunk]) {
         wherry_status status = WHERRY_MALFORMED;
-        snprintf(problem->message, sizeof(problem->message), "not waited for");
+        snprintf(problem->message, sizeof(problem->message), "chunk not expected");
         return problem->status = status;
     }
     s->opened[chunk] = 1;
     wh_segments_clear(&landing->segments);
     for (size_t i = 0; i < 4; i++) {
-        /* In pieces whose order in memory is not that of the chunk. */
+        /* The pieces are in reverse order in memory. */
         size_t at = GUARD + chunk * CHUNK + (3 - i) * (CHUNK / 4);
         assert_true(wh_segments_add(&landing->segments, s->target + at, CHUNK / 4));
     }
     return WHERRY_OK;
 }
 
-static wherry_status close_chunk(void *context, wh_landing *landing, const wh_digest *digest, const wh_digest *claimed,
-                                 wherry_error *problem) {
+static wherry_status close_chunk(void *context, wh_landing *landing, const wherry_digest *digest,
+                                 const wherry_digest *claimed, wherry_error *problem) {
     scene *s = context;
     (void)problem;
     size_t chunk = (size_t)((uint8_t *)landing->segments.items[3].iov_base - s->target - GUARD) / CHUNK;
@@ -75,7 +77,7 @@ static void moved(void *context, uint64_t bytes) {
 }
 
 static wherry_status pull(scene *s, bool verify) {
-    wh_sink sink = {s, verify, NULL, NULL, open_chunk, close_chunk, moved, NULL, NULL, NULL};
+    wh_sink sink = {.context = s, .verify = verify, .open = open_chunk, .close = close_chunk, .moved = moved};
     return wh_lane_stream.pull(s->end, 0, &sink, &error);
 }
 
@@ -113,7 +115,7 @@ static void open_scene(scene *s) {
     wh_free(request.bytes);
 }
 
-/** No byte outside the chunks was written, and none of a chunk that was not opened. */
+/** Checks that no byte was written outside the chunks or in a chunk that was not opened. */
 static void check_target(const scene *s) {
     for (size_t i = 0; i < TARGET; i++) {
         bool inside = i >= GUARD && i < TARGET - GUARD && s->opened[(i - GUARD) / CHUNK];
@@ -131,13 +133,13 @@ static void close_scene(scene *s) {
     wh_free(s->script.bytes);
 }
 
-/** Of the chunk that was added last: it goes out in the next header. */
-static wh_digest pending;
+/** The digest of the last chunk. The next header contains it. */
+static wherry_digest pending;
 
 static void add_header(wh_string *script, uint64_t chunk, uint64_t length) {
     uint8_t bytes[HEADER] = {0};
     memcpy(bytes, pending.bytes, sizeof(pending.bytes));
-    pending = (wh_digest){{0}};
+    pending = (wherry_digest){{0}};
     wh_store_be64(bytes + 16, chunk);
     wh_store_be64(bytes + 24, length);
     wh_string_append(script, (char *)bytes, sizeof(bytes));
@@ -147,7 +149,7 @@ static uint8_t byte_of(uint64_t chunk, size_t i) {
     return (uint8_t)(chunk * 31 + i * 7 + 1);
 }
 
-/** A frame as it should be. */
+/** Appends a valid frame. */
 static void add_chunk(wh_string *script, uint64_t chunk, bool digest) {
     uint8_t bytes[CHUNK];
     for (size_t i = 0; i < CHUNK; i++) {
@@ -168,7 +170,7 @@ static void play(scene *s, size_t bytes) {
     assert_int_equal(write(s->channel, s->script.bytes, bytes), (ssize_t)bytes);
 }
 
-/** The source goes away. */
+/** The source closes its end. */
 static void leave(scene *s) {
     close(s->channel);
     s->channel = -1;
@@ -182,9 +184,10 @@ static void check_chunk(const scene *s, uint64_t chunk) {
 }
 
 /**
- * What a good source sends, cut at every byte: whole it succeeds, and less is a peer that was lost.
+ * Truncates the bytes of an honest source at every position. Only the whole sequence succeeds;
+ * otherwise the peer counts as lost.
  */
-static void test_cut_anywhere(void **state) {
+static void test_truncated_streams_are_a_lost_peer(void **state) {
     (void)state;
     for (int verify = 0; verify < 2; verify++) {
         size_t all = 1;
@@ -212,8 +215,7 @@ static void test_cut_anywhere(void **state) {
 }
 
 /**
- * A frame that claims something else than what is waited for; behind it come more bytes than any
- * chunk has.
+ * Sends a frame that does not match the expected one, followed by more bytes than any chunk has.
  */
 static void expect_malformed(bool verify, bool first, uint64_t chunk, uint64_t length) {
     static const char junk[2 * CHUNK];
@@ -234,7 +236,7 @@ static void expect_malformed(bool verify, bool first, uint64_t chunk, uint64_t l
     close_scene(&s);
 }
 
-static void test_false_headers(void **state) {
+static void test_refuses_false_headers(void **state) {
     (void)state;
     for (int first = 0; first < 2; first++) {
         expect_malformed(false, first, 0, CHUNK - 1);
@@ -252,8 +254,8 @@ static void test_false_headers(void **state) {
 }
 
 /**
- * An end before all chunks have come is no fault of the lane's: the sink knows what is missing. The
- * next round goes on behind it.
+ * A source may end a round before all chunks have arrived. That is not an error of the lane, since
+ * the sink knows what is missing. The next round follows.
  */
 static void test_rounds_end_where_the_source_says(void **state) {
     (void)state;
@@ -265,7 +267,7 @@ static void test_rounds_end_where_the_source_says(void **state) {
     play(&s, s.script.size);
     must(pull(&s, false));
     assert_int_equal(s.opened[3], 0);
-    must(pull(&s, false)); /* with a digest that nobody asked for */
+    must(pull(&s, false)); /* with a digest that was not requested */
     check_chunk(&s, 3);
     assert_true(s.closed[3] == 1 && s.good[3] == 0);
     leave(&s);
@@ -288,21 +290,24 @@ static void test_damaged_bytes_reach_the_sink_with_both_digests(void **state) {
     }
 }
 
+/** Writes a byte once the receiver has read the one before. */
 static void *dribble(void *context) {
     scene *s = context;
+    wh_deadline end = wh_deadline_in_ms(LONG_MS);
     for (size_t i = 0; i < s->script.size; i++) {
-        struct pollfd room = {s->channel, POLLOUT, 0}; /* a byte takes as much of it as a page */
-        if (poll(&room, 1, LONG_MS) != 1 || write(s->channel, s->script.bytes + i, 1) != 1) {
+        if (write(s->channel, s->script.bytes + i, 1) != 1) {
             abort();
         }
-        if (i % 8 == 0) {
-            usleep(50);
+        for (int unread = 1; unread; sched_yield()) {
+            if (ioctl(s->channel, SIOCOUTQ, &unread) != 0 || wh_deadline_passed(end)) {
+                abort();
+            }
         }
     }
     return NULL;
 }
 
-static void test_byte_by_byte(void **state) {
+static void test_single_bytes_arrive(void **state) {
     (void)state;
     scene s;
     pthread_t thread;
@@ -319,8 +324,8 @@ static void test_byte_by_byte(void **state) {
     close_scene(&s);
 }
 
-/** Headers that are nearly right, lengths that are nearly right, and bytes out of nowhere. */
-static void test_garbage(void **state) {
+/** Headers and lengths that are slightly wrong, and random bytes. */
+static void test_garbage_writes_nothing_outside(void **state) {
     (void)state;
     uint64_t random = 11;
     for (int i = 0; i < 1000; i++) {
@@ -346,7 +351,7 @@ static void test_garbage(void **state) {
     }
 }
 
-static void test_silence(void **state) {
+static void test_silence_times_out(void **state) {
     (void)state;
     for (int i = 0; i < 2; i++) {
         scene s;
@@ -368,13 +373,13 @@ static void test_silence(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cut_anywhere),
-        cmocka_unit_test(test_false_headers),
+        cmocka_unit_test(test_truncated_streams_are_a_lost_peer),
+        cmocka_unit_test(test_refuses_false_headers),
         cmocka_unit_test(test_rounds_end_where_the_source_says),
         cmocka_unit_test(test_damaged_bytes_reach_the_sink_with_both_digests),
-        cmocka_unit_test(test_byte_by_byte),
-        cmocka_unit_test(test_garbage),
-        cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_single_bytes_arrive),
+        cmocka_unit_test(test_garbage_writes_nothing_outside),
+        cmocka_unit_test(test_silence_times_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

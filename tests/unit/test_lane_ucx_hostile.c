@@ -1,4 +1,4 @@
-/* A source that talks real UCX to a receiver of the lane, and says what it must not. */
+/* A hostile source that sends invalid messages to a receiver of the ucx lane, over real UCX. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -18,11 +18,11 @@ typedef struct line {
     uint64_t chunk;
     uint64_t bytes;
     uint64_t offset;
-    size_t size;     /**< Of the data. */
+    size_t size;     /**< Bytes of the data. */
     bool eager;      /**< Without rendezvous. */
-    uint8_t flip;    /**< XORed onto the first byte of the header, */
-    uint8_t garble;  /**< the second, */
-    uint8_t foreign; /**< and the token. */
+    uint8_t flip;    /**< XORed with the first byte of the header. */
+    uint8_t garble;  /**< XORed with the second byte. */
+    uint8_t foreign; /**< XORed with the token. */
 } line;
 
 #define HELLO                                                                                                          \
@@ -35,13 +35,13 @@ typedef struct line {
 typedef struct script {
     const char *name;
     wherry_status expected;
-    const char *text; /**< Part of the message. */
+    const char *text; /**< Part of the error message. */
     bool verify;
     line lines[MESSAGES];
 } script;
 
 static const script scripts[] = {
-    {"as it should be", WHERRY_OK, "", false, {HELLO, WHOLE(0), WHOLE(1), WHOLE(2), WHOLE(3), END(4)}},
+    {"valid", WHERRY_OK, "", false, {HELLO, WHOLE(0), WHOLE(1), WHOLE(2), WHOLE(3), END(4)}},
     {"chunks in another order", WHERRY_OK, "", false, {HELLO, WHOLE(2), WHOLE(1), WHOLE(3), WHOLE(0), END(4)}},
     {"messages of another transfer are ignored",
      WHERRY_OK,
@@ -55,22 +55,22 @@ static const script scripts[] = {
       WHOLE(3),
       {.kind = WH_UCX_END, .eager = true, .foreign = 9},
       END(4)}},
-    {"a piece and no HELLO",
+    {"a piece without HELLO",
      WHERRY_MALFORMED,
      "a piece before HELLO, after END, or without rendezvous",
      false,
      {WHOLE(0)}},
-    {"two HELLOs", WHERRY_MALFORMED, "a malformed or second HELLO", false, {HELLO, HELLO}},
+    {"two HELLOs", WHERRY_MALFORMED, "a malformed HELLO or a second HELLO", false, {HELLO, HELLO}},
     {"bytes without rendezvous",
      WHERRY_MALFORMED,
      "a piece before HELLO, after END, or without rendezvous",
      false,
      {HELLO, {.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES, .size = CHUNK_BYTES, .eager = true}}},
-    {"a chunk that is not awaited", WHERRY_MALFORMED, "not", false, {HELLO, WHOLE(CHUNKS)}},
+    {"an unexpected chunk", WHERRY_MALFORMED, "not", false, {HELLO, WHOLE(CHUNKS)}},
     {"a chunk twice", WHERRY_MALFORMED, "not", false, {HELLO, WHOLE(1), WHOLE(1)}},
-    {"a chunk of another length",
+    {"a chunk of wrong length",
      WHERRY_MALFORMED,
-     "a wrong length of a chunk",
+     "a piece with a wrong chunk length",
      false,
      {HELLO, {.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES + 1, .size = CHUNK_BYTES}}},
     {"a chunk that begins in the middle",
@@ -88,7 +88,7 @@ static const script scripts[] = {
      "another chunk",
      false,
      {HELLO, {.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES, .size = 9}, WHOLE(1)}},
-    {"a chunk without its digest", WHERRY_MALFORMED, "without its digest", true, {HELLO, WHOLE(0)}},
+    {"a chunk without its digest", WHERRY_MALFORMED, "a chunk without a digest", true, {HELLO, WHOLE(0)}},
     {"a WELCOME", WHERRY_MALFORMED, "out of order", false, {HELLO, {.kind = WH_UCX_WELCOME, .eager = true}}},
     {"two ENDs", WHERRY_MALFORMED, "out of order", false, {HELLO, END(4), END(4)}},
     {"a piece after END", WHERRY_MALFORMED, "after END", false, {HELLO, END(4), WHOLE(0)}},
@@ -101,14 +101,14 @@ static const script scripts[] = {
      {HELLO, {.kind = WH_UCX_END, .eager = true, .flip = 0x40}}},
     {"unknown bits",
      WHERRY_MALFORMED,
-     "a header with unknown bits",
+     "a header with unknown flags or nonzero padding",
      false,
      {HELLO, {.kind = WH_UCX_END, .eager = true, .garble = 0x80}}},
 };
 
 enum { SCRIPTS = sizeof(scripts) / sizeof(*scripts) };
 
-/** A receiver at its work. */
+/** A running receiver. */
 typedef struct stage {
     lane_world world;
     lane_trial trial;
@@ -153,7 +153,7 @@ static void close_stage(stage *s) {
     lane_world_close(&s->world);
 }
 
-/** Says a script to a receiver until that one has ended. */
+/** Sends a script to a receiver until the receiver ends. */
 static void say(wh_ucx_link *link, const stage *s, const wh_ucx_request *request, const line *lines) {
     static uint8_t data[CHUNK_BYTES + 1];
     uint8_t headers[MESSAGES][WH_UCX_HEADER_BYTES];
@@ -199,15 +199,15 @@ static void play(const script *what) {
     close_stage(&s);
 }
 
-static void test_scripts(void **state) {
+static void test_refuses_hostile_scripts(void **state) {
     (void)state;
     for (size_t i = 0; i < SCRIPTS; i++) {
         play(scripts + i);
     }
 }
 
-/** However many pieces are announced, a receiver keeps no more than a few. */
-static void test_too_many_pieces(void **state) {
+/** A receiver keeps only a few announced pieces, however many arrive. */
+static void test_refuses_too_many_pieces(void **state) {
     (void)state;
     stage s;
     wh_string bytes = {0};
@@ -229,10 +229,10 @@ static void test_too_many_pieces(void **state) {
 }
 
 /**
- * Long segments are used only if neither user has set their length. A request that asks for them
- * after all is refused.
+ * Long segments are used only if no user has set their length. A request for them is refused
+ * otherwise.
  */
-static void test_long_segments(void **state) {
+static void test_long_segments_need_both_sides(void **state) {
     (void)state;
     static const char *const variables[] = {"UCX_TCP_RX_SEG_SIZE", "UCX_TCP_TX_SEG_SIZE"};
     stage s;
@@ -261,11 +261,8 @@ static void test_long_segments(void **state) {
     wh_free(with.bytes);
 }
 
-/**
- * A limit that has passed is not the end before the peer had a last moment, which ends with the
- * next thing that it does.
- */
-static void test_limit(void **state) {
+/** When the progress limit passes, the peer gets a last moment. Progress within it ends it. */
+static void test_limit_grants_a_last_moment(void **state) {
     (void)state;
     enum { LIMIT_MS = 20 };
     wherry_error error;
@@ -280,21 +277,23 @@ static void test_limit(void **state) {
         must(wh_ucx_check(&worker, &error));
         wh_ucx_note_progress(&worker);
         usleep(2 * LIMIT_MS * 1000);
-        must(wh_ucx_check(&worker, &error)); /* this process may not have run: it looks first */
+        /* This process may have been suspended, so the worker checks for progress first. */
+        must(wh_ucx_check(&worker, &error));
     }
     usleep(2 * WH_UCX_LAST_LOOK_MS * 1000);
     must_fail(WHERRY_TIMED_OUT, error, wh_ucx_check(&worker, &error));
     wh_ucx_note_progress(&worker);
     site.deadline = wh_deadline_in_ms(0);
     usleep(2 * LIMIT_MS * 1000);
-    /* that of the transfer is not put off */
+    /* the deadline of the transfer is not extended */
     must_fail(WHERRY_TIMED_OUT, error, wh_ucx_check(&worker, &error));
     wh_stop_destroy(&stop);
 }
 
 int main(void) {
     wherry_log_set_level(WHERRY_LOG_OFF);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_scripts), cmocka_unit_test(test_too_many_pieces),
-                                       cmocka_unit_test(test_long_segments), cmocka_unit_test(test_limit)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refuses_hostile_scripts), cmocka_unit_test(test_refuses_too_many_pieces),
+        cmocka_unit_test(test_long_segments_need_both_sides), cmocka_unit_test(test_limit_grants_a_last_moment)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,4 @@
-/*
- * What the sides of the lane over UCX say to each other: headers, pieces, requests; and what is
- * refused of it.
- */
+/* The messages of the ucx lane: headers, pieces and requests, valid and invalid. */
 #include "base/alloc.h"
 #include "lane/lanes.h"
 #include "lane/ucx/ucx_wire.h"
@@ -9,7 +6,7 @@
 
 static const uint8_t token[WH_UCX_TOKEN_BYTES] = "a token of sixte";
 
-static void test_header(void **state) {
+static void test_headers_are_written_and_read(void **state) {
     (void)state;
     uint8_t bytes[WH_UCX_HEADER_BYTES];
     wh_ucx_header sent = {.kind = WH_UCX_PIECE,
@@ -29,10 +26,8 @@ static void test_header(void **state) {
     assert_int_equal(bytes[31], 8);
 }
 
-/**
- * What is of another transfer is no fault of this one; what is of this one and makes no sense is.
- */
-static void test_hostile_headers(void **state) {
+/** Messages of another transfer are ignored. Invalid messages of this one are errors. */
+static void test_refuses_hostile_headers(void **state) {
     (void)state;
     uint8_t bytes[WH_UCX_HEADER_BYTES + 1] = {0};
     wh_ucx_header got;
@@ -63,17 +58,17 @@ static const char *check(uint64_t offset, uint64_t length, uint64_t come, uint64
     return wh_ucx_piece_check(&header, length, come, bytes, verify);
 }
 
-static void test_pieces(void **state) {
+static void test_refuses_pieces_out_of_order(void **state) {
     (void)state;
     assert_null(check(0, 1000, 0, 1000, 0, false));
     assert_null(check(0, 1, 0, 1000, 0, true));
     assert_null(check(999, 1, 999, 1000, WH_UCX_DIGEST, true));
-    assert_non_null(check(0, 1000, 0, 1000, 0, true));     /* the last has no digest */
-    assert_non_null(check(0, 1000, 0, 999, 0, false));     /* another length of the chunk */
+    assert_non_null(check(0, 1000, 0, 1000, 0, true));     /* the last piece has no digest */
+    assert_non_null(check(0, 1000, 0, 999, 0, false));     /* a wrong chunk length */
     assert_non_null(check(1, 1, 0, 1000, 0, false));       /* a gap */
-    assert_non_null(check(0, 1, 1, 1000, 0, false));       /* again */
-    assert_non_null(check(1000, 1, 1000, 1000, 0, false)); /* behind the end */
-    assert_non_null(check(0, 0, 0, 1000, 0, false));       /* nothing */
+    assert_non_null(check(0, 1, 1, 1000, 0, false));       /* a repetition */
+    assert_non_null(check(1000, 1, 1000, 1000, 0, false)); /* after the end */
+    assert_non_null(check(0, 0, 0, 1000, 0, false));       /* empty */
     assert_non_null(check(0, 1001, 0, 1000, 0, false));    /* over the end */
     assert_non_null(check(500, 501, 500, 1000, 0, false)); /* over the end */
     assert_non_null(check(UINT64_MAX, 1, 0, 1000, 0, false));
@@ -83,7 +78,7 @@ static void test_pieces(void **state) {
     assert_non_null(wh_ucx_piece_check(&huge, WH_UCX_PIECE_MAX + 1, 0, huge.bytes, false));
 }
 
-static void test_offers(void **state) {
+static void test_offers_are_written_and_read(void **state) {
     (void)state;
     wh_ucx_offer sent = {.workers = 3, .long_segments = true};
     wh_ucx_offer got;
@@ -122,7 +117,7 @@ static wh_ucx_request request_of(uint32_t workers, size_t size) {
     return request;
 }
 
-static void test_requests(void **state) {
+static void test_requests_are_written_and_read(void **state) {
     (void)state;
     wherry_error error;
     for (uint32_t workers = 1; workers <= WH_UCX_WORKERS_MAX; workers++) {
@@ -130,7 +125,7 @@ static void test_requests(void **state) {
         sent.long_segments = workers % 2;
         wh_ucx_request got;
         wh_string bytes = {0};
-        wh_string_append(&bytes, "before", 6); /* it is appended */
+        wh_string_append(&bytes, "before", 6); /* encoding appends */
         assert_int_equal(wh_ucx_request_write(&sent, &bytes), workers);
         must(wh_ucx_request_read(bytes.bytes + 6, bytes.size - 6, 1, &got, &error));
         assert_int_equal(got.workers, workers);
@@ -145,8 +140,8 @@ static void test_requests(void **state) {
     }
 }
 
-/** Machines with many devices have long addresses: then there are fewer workers, or none. */
-static void test_long_addresses(void **state) {
+/** Machines with many devices have long addresses. Then there are fewer workers, or none. */
+static void test_long_addresses_reduce_the_workers(void **state) {
     (void)state;
     static const struct {
         size_t size;
@@ -161,7 +156,7 @@ static void test_long_addresses(void **state) {
     }
 }
 
-static void test_hostile_requests(void **state) {
+static void test_refuses_damaged_requests(void **state) {
     (void)state;
     wh_ucx_request sent = request_of(2, 40);
     wh_ucx_request got;
@@ -181,8 +176,8 @@ static void test_hostile_requests(void **state) {
     wh_free(bytes.bytes);
 }
 
-/** With a digest that is right: what the digest does not find, the numbers must. */
-static void test_requests_that_lie(void **state) {
+/** Requests with a valid digest and wrong numbers. */
+static void test_refuses_requests_with_wrong_numbers(void **state) {
     (void)state;
     static const struct {
         size_t at;
@@ -197,16 +192,17 @@ static void test_requests_that_lie(void **state) {
         wherry_error error;
         assert_int_equal(wh_ucx_request_write(&sent, &bytes), 2);
         bytes.bytes[lies[i].at] = lies[i].value;
-        wh_digest digest = wh_digest_of(digester, &(struct iovec){bytes.bytes, bytes.size - WH_DIGEST_BYTES}, 1);
-        memcpy(bytes.bytes + bytes.size - WH_DIGEST_BYTES, digest.bytes, WH_DIGEST_BYTES);
+        wherry_digest digest =
+            wh_digest_of(digester, &(struct iovec){bytes.bytes, bytes.size - WHERRY_DIGEST_BYTES}, 1);
+        memcpy(bytes.bytes + bytes.size - WHERRY_DIGEST_BYTES, digest.bytes, WHERRY_DIGEST_BYTES);
         must_fail(WHERRY_MALFORMED, error, wh_ucx_request_read(bytes.bytes, bytes.size, 1, &got, &error));
         wh_free(bytes.bytes);
     }
     wh_digester_destroy(digester);
 }
 
-/** A library that was built without UCX says so wherever it is asked. */
-static void test_absent(void **state) {
+/** A library built without UCX reports that in each call. */
+static void test_library_without_ucx_says_so(void **state) {
     (void)state;
     wh_lane_site site = {0};
     wh_string text = {0};
@@ -224,11 +220,15 @@ static void test_absent(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_header),           cmocka_unit_test(test_hostile_headers),
-        cmocka_unit_test(test_pieces),           cmocka_unit_test(test_offers),
-        cmocka_unit_test(test_requests),         cmocka_unit_test(test_long_addresses),
-        cmocka_unit_test(test_hostile_requests), cmocka_unit_test(test_requests_that_lie),
-        cmocka_unit_test(test_absent),
+        cmocka_unit_test(test_headers_are_written_and_read),
+        cmocka_unit_test(test_refuses_hostile_headers),
+        cmocka_unit_test(test_refuses_pieces_out_of_order),
+        cmocka_unit_test(test_offers_are_written_and_read),
+        cmocka_unit_test(test_requests_are_written_and_read),
+        cmocka_unit_test(test_long_addresses_reduce_the_workers),
+        cmocka_unit_test(test_refuses_damaged_requests),
+        cmocka_unit_test(test_refuses_requests_with_wrong_numbers),
+        cmocka_unit_test(test_library_without_ucx_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * The mailbox on its own: shares, incarnations, loss, closing. Waiting awake; other waiting and
- * threads are the conformance suite's.
+ * The mailbox alone: shares, incarnations, loss, closing, and waits that stay awake. The
+ * conformance suite tests other waits, and threads.
  */
 #include <pthread.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@ static wherry_status take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, const
     return status;
 }
 
-static void test_shares(void **state) {
+static void test_shares_limit_messages_per_rank(void **state) {
     (void)state;
     wh_mailbox *mailbox = wh_mailbox_create(2, SHARE);
     assert_true(wh_mailbox_admit(mailbox, 0, 1));
@@ -49,7 +49,7 @@ static void test_shares(void **state) {
     wh_mailbox_destroy(mailbox);
 }
 
-static void test_incarnations(void **state) {
+static void test_messages_of_other_incarnations_are_dropped(void **state) {
     (void)state;
     wh_mailbox *mailbox = wh_mailbox_create(1, SHARE);
     assert_true(wh_mailbox_incarnation(mailbox, 0) == 0);
@@ -63,12 +63,12 @@ static void test_incarnations(void **state) {
     must_fail(WHERRY_TIMED_OUT, error, take(mailbox, 0, 1, ""));
     must(put(mailbox, 0, 6, 1, "six"));
     must(put(mailbox, 0, 5, 1, "late"));
-    must(take(mailbox, WH_ANY_RANK, 1, "six"));
+    must(take(mailbox, WHERRY_ANY_RANK, 1, "six"));
     assert_true(wh_mailbox_incarnation(mailbox, 0) == 6);
     wh_mailbox_destroy(mailbox);
 }
 
-static void test_loss(void **state) {
+static void test_loss_comes_after_messages(void **state) {
     (void)state;
     wh_mailbox *mailbox = wh_mailbox_create(2, SHARE);
     assert_true(wh_mailbox_admit(mailbox, 1, 3));
@@ -82,7 +82,7 @@ static void test_loss(void **state) {
     must_fail(WHERRY_PEER_LOST, error, take(mailbox, 1, 1, ""));
     assert_int_equal(error.rank, 1);
     assert_non_null(strstr(error.message, "connection reset"));
-    must_fail(WHERRY_TIMED_OUT, error, take(mailbox, WH_ANY_RANK, 1, ""));
+    must_fail(WHERRY_TIMED_OUT, error, take(mailbox, WHERRY_ANY_RANK, 1, ""));
     assert_true(wh_mailbox_admit(mailbox, 1, 3));
     must_fail(WHERRY_TIMED_OUT, error, take(mailbox, 1, 1, ""));
     must(put(mailbox, 1, 3, 1, "back"));
@@ -90,7 +90,7 @@ static void test_loss(void **state) {
     wh_mailbox_destroy(mailbox);
 }
 
-static void test_closing(void **state) {
+static void test_closed_mailbox_delivers_the_rest(void **state) {
     (void)state;
     wh_mailbox *mailbox = wh_mailbox_create(1, SHARE);
     assert_true(wh_mailbox_admit(mailbox, 0, 1));
@@ -104,8 +104,8 @@ static void test_closing(void **state) {
 }
 
 /**
- * Whoever waits in an inbox hears what had come, and then that this process is out: a rank that it
- * loses by that is none that was lost.
+ * A wait on an inbox gets the messages that had arrived, then WHERRY_CLOSED. It does not report
+ * ranks as lost that were lost because of the close.
  */
 static void test_closing_comes_before_losses(void **state) {
     (void)state;
@@ -128,7 +128,7 @@ static void test_closing_comes_before_losses(void **state) {
     wh_mailbox_destroy(mailbox);
 }
 
-/** What wakes somebody who waits. */
+/** The events that end a wait. */
 typedef enum waking { PUT, LOSE, CLOSE, WAKE, WAKINGS } waking;
 
 typedef struct alarm_clock {
@@ -157,10 +157,8 @@ static void *ring_clock(void *context) {
     return NULL;
 }
 
-/**
- * Whoever waits awake is woken by all that wakes a sleeper, and so is who has just gone to sleep.
- */
-static void test_awake(void **state) {
+/** Each event ends a wait that stays awake, and also one that has just gone to sleep. */
+static void test_every_event_ends_an_awake_wait(void **state) {
     (void)state;
     for (int i = 0; i < ROUNDS; i++) {
         alarm_clock clock = {.mailbox = wh_mailbox_create(2, SHARE), .how = (waking)(i % WAKINGS)};
@@ -186,8 +184,8 @@ static void test_awake(void **state) {
     }
 }
 
-/** A wait of no time is none, though a message is expected. */
-static void test_awake_in_time(void **state) {
+/** A wait with timeout 0 returns at once, even while staying awake. */
+static void test_awake_wait_keeps_its_deadline(void **state) {
     (void)state;
     wh_mailbox *mailbox = wh_mailbox_create(1, SHARE);
     for (int i = 0; i < ROUNDS; i++) {
@@ -199,13 +197,13 @@ static void test_awake_in_time(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_incarnations),
-        cmocka_unit_test(test_loss),
-        cmocka_unit_test(test_closing),
+        cmocka_unit_test(test_shares_limit_messages_per_rank),
+        cmocka_unit_test(test_messages_of_other_incarnations_are_dropped),
+        cmocka_unit_test(test_loss_comes_after_messages),
+        cmocka_unit_test(test_closed_mailbox_delivers_the_rest),
         cmocka_unit_test(test_closing_comes_before_losses),
-        cmocka_unit_test(test_awake),
-        cmocka_unit_test(test_awake_in_time),
+        cmocka_unit_test(test_every_event_ends_an_awake_wait),
+        cmocka_unit_test(test_awake_wait_keeps_its_deadline),
     };
     return cmocka_run_group_tests_name("mailbox", tests, NULL, NULL);
 }

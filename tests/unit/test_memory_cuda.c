@@ -1,4 +1,4 @@
-/* Memory of CUDA devices: on a real device if there is one, otherwise on the fake driver. */
+/* CUDA device memory: on a real device if there is one, otherwise on the fake driver. */
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -16,7 +16,7 @@ static wherry_error error;
 
 static const wherry_device first = {WHERRY_DEVICE_CUDA, 0};
 
-static void test_allocated_is_zeroed(void **state) {
+static void test_allocated_memory_is_zeroed(void **state) {
     (void)state;
     static const uint64_t sizes[] = {1, 4096, (3 << 20) + 5};
     for (size_t i = 0; i < 3; i++) {
@@ -36,7 +36,7 @@ static void test_allocated_is_zeroed(void **state) {
     }
 }
 
-static void test_refusals(void **state) {
+static void test_refuses_invalid_allocations(void **state) {
     (void)state;
     wherry_storage *storage;
     int32_t device = 0;
@@ -48,7 +48,7 @@ static void test_refusals(void **state) {
 
 enum { RUNS = 20000, PIECE = 700 };
 
-/** Many scattered runs, on the device and to pinned memory; none writes a byte too many. */
+/** Copies many scattered runs, on the device and to pinned memory. No other byte is written. */
 static void copy_many(wh_cuda_run_kind way, size_t align) {
     size_t span = RUNS * PIECE;
     wherry_storage *from = build_device_storage(0, span, 3);
@@ -96,7 +96,7 @@ static void copy_many(wh_cuda_run_kind way, size_t align) {
     wherry_storage_unref(from);
 }
 
-static void test_many_runs(void **state) {
+static void test_copies_many_runs(void **state) {
     (void)state;
     static const size_t aligns[] = {1, 2, 4, 8, 16};
     for (size_t i = 0; i < 5; i++) {
@@ -109,7 +109,7 @@ static void test_many_runs(void **state) {
 }
 
 /** Long runs take several blocks of threads and several launches. */
-static void test_long_runs(void **state) {
+static void test_copies_long_runs(void **state) {
     (void)state;
     enum { COUNT = 5 };
     size_t length = (5 << 20) + 3;
@@ -138,7 +138,7 @@ static void test_long_runs(void **state) {
 }
 
 /** A run over two adjacent allocations is copied, although the driver copies only inside one. */
-static void test_run_over_allocations(void **state) {
+static void test_copies_across_adjacent_allocations(void **state) {
     (void)state;
     enum { COUNT = 64, BYTES = 4096 };
     wherry_storage *storages[COUNT];
@@ -174,8 +174,8 @@ static void test_run_over_allocations(void **state) {
     }
 }
 
-/** More tickets than events; each passes. */
-static void test_tickets(void **state) {
+/** There may be more tickets than events. Each ticket passes. */
+static void test_more_tickets_than_events_pass(void **state) {
     (void)state;
     wherry_storage *memory = build_device_storage(0, 4096, 0);
     wh_cuda_run run = {wherry_storage_data(memory), (char *)wherry_storage_data(memory) + 2048, 2048};
@@ -197,7 +197,7 @@ static void test_tickets(void **state) {
     wherry_storage_unref(memory);
 }
 
-static void test_pinned(void **state) {
+static void test_pinned_memory_is_reused(void **state) {
     (void)state;
     void *one;
     void *two;
@@ -230,7 +230,7 @@ static void test_pinned(void **state) {
 
 enum { SHARED_BYTES = 1 << 20 };
 
-/** What the two processes share. */
+/** The memory that the two processes share. */
 typedef struct handover {
     wh_cuda_allocation allocation;
     volatile int described;
@@ -270,7 +270,7 @@ static void read_shared(handover *shared) {
 static handover *shared_memory;
 static pid_t child;
 
-static void test_shared(void **state) {
+static void test_another_process_reads_device_memory(void **state) {
     (void)state;
     wherry_storage *storage = build_device_storage(0, SHARED_BYTES, 77);
     must(wh_cuda_describe((char *)wherry_storage_data(storage) + 100, &shared_memory->allocation, &error));
@@ -293,8 +293,8 @@ static void test_shared(void **state) {
     wherry_storage_unref(storage);
 }
 
-/** The message says that the context is broken for exactly the errors that break it. */
-static void test_broken_contexts(void **state) {
+/** The message says that the context is broken if, and only if, the error breaks it. */
+static void test_message_says_if_the_context_is_broken(void **state) {
     (void)state;
     static const int answers[] = {214, 220, 700, 719, 704, 999};
     fake_driver fake = fake_driver_find();
@@ -308,12 +308,12 @@ static void test_broken_contexts(void **state) {
 }
 
 /** The driver does not work in a forked child, and the error says what to do. */
-static void test_forked(void **state) {
+static void test_forked_child_gets_an_error(void **state) {
     (void)state;
     int end;
     wherry_storage *storage;
     if (!fake_driver_find().shadow) {
-        return; /* a real driver's behaviour there is undefined */
+        return; /* the behaviour of a real driver is undefined here */
     }
     pid_t forked = fork();
     if (forked == 0) {
@@ -337,11 +337,16 @@ int main(void) {
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shared),          cmocka_unit_test(test_allocated_is_zeroed),
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_many_runs),
-        cmocka_unit_test(test_long_runs),       cmocka_unit_test(test_run_over_allocations),
-        cmocka_unit_test(test_tickets),         cmocka_unit_test(test_pinned),
-        cmocka_unit_test(test_broken_contexts), cmocka_unit_test(test_forked),
+        cmocka_unit_test(test_another_process_reads_device_memory),
+        cmocka_unit_test(test_allocated_memory_is_zeroed),
+        cmocka_unit_test(test_refuses_invalid_allocations),
+        cmocka_unit_test(test_copies_many_runs),
+        cmocka_unit_test(test_copies_long_runs),
+        cmocka_unit_test(test_copies_across_adjacent_allocations),
+        cmocka_unit_test(test_more_tickets_than_events_pass),
+        cmocka_unit_test(test_pinned_memory_is_reused),
+        cmocka_unit_test(test_message_says_if_the_context_is_broken),
+        cmocka_unit_test(test_forked_child_gets_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

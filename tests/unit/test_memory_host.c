@@ -40,7 +40,7 @@ static void check_zeroed_then_fill(uint8_t *data, uint64_t nbytes) {
     memset(data, 0xA5, nbytes);
 }
 
-static void test_kinds(void **state) {
+static void test_only_host_memory_is_allocated(void **state) {
     (void)state;
     const wh_memory_ops *host = wh_memory_of(WHERRY_DEVICE_CPU);
     assert_non_null(host);
@@ -52,7 +52,7 @@ static void test_kinds(void **state) {
 #undef WHERRY_X
 }
 
-static void test_small(void **state) {
+static void test_small_blocks_are_zeroed(void **state) {
     (void)state;
     const wh_memory_ops *host = wh_memory_of(WHERRY_DEVICE_CPU);
     counting count;
@@ -73,7 +73,7 @@ static void test_small(void **state) {
     wherry_allocator_set(NULL);
 }
 
-static void test_large(void **state) {
+static void test_large_blocks_are_zeroed_and_aligned(void **state) {
     (void)state;
     const wh_memory_ops *host = wh_memory_of(WHERRY_DEVICE_CPU);
     const uint64_t sizes[] = {HUGE_PAGE, HUGE_PAGE + 1, 2 * HUGE_PAGE, 5 * HUGE_PAGE - 1};
@@ -97,7 +97,7 @@ static void test_large(void **state) {
 /*
  * Pages are allocated when they are touched, so far more than the machine's memory can be mapped.
  */
-static void test_pages_come_when_touched(void **state) {
+static void test_untouched_pages_use_no_memory(void **state) {
     (void)state;
     const wh_memory_ops *host = wh_memory_of(WHERRY_DEVICE_CPU);
     const uint64_t nbytes = UINT64_C(1) << 36;
@@ -123,7 +123,7 @@ static void check_refused(uint64_t nbytes, int errnum) {
     assert_int_equal(host->allocate(nbytes, cpu, &data, NULL), WHERRY_NO_MEMORY);
 }
 
-static void test_more_than_any_machine_has(void **state) {
+static void test_refuses_impossible_sizes(void **state) {
     (void)state;
     check_refused(UINT64_MAX, 0);
     check_refused(INT64_MAX, 0);
@@ -132,7 +132,7 @@ static void test_more_than_any_machine_has(void **state) {
 }
 
 /* *data_p is written only on success. */
-static void test_no_memory(void **state) {
+static void test_failed_allocation_leaves_the_output(void **state) {
     (void)state;
     counting count;
     counting_begin(&count);
@@ -149,12 +149,12 @@ static int restore(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kinds),
-        cmocka_unit_test_teardown(test_small, restore),
-        cmocka_unit_test(test_large),
-        cmocka_unit_test(test_pages_come_when_touched),
-        cmocka_unit_test(test_more_than_any_machine_has),
-        cmocka_unit_test_teardown(test_no_memory, restore),
+        cmocka_unit_test(test_only_host_memory_is_allocated),
+        cmocka_unit_test_teardown(test_small_blocks_are_zeroed, restore),
+        cmocka_unit_test(test_large_blocks_are_zeroed_and_aligned),
+        cmocka_unit_test(test_untouched_pages_use_no_memory),
+        cmocka_unit_test(test_refuses_impossible_sizes),
+        cmocka_unit_test_teardown(test_failed_allocation_leaves_the_output, restore),
     };
     return cmocka_run_group_tests_name("memory_host", tests, NULL, NULL);
 }

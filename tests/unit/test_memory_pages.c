@@ -26,7 +26,7 @@ static bool kernel_says(void) {
     return major > 6 || (major == 6 && minor >= 7);
 }
 
-static void test_kinds(void **state) {
+static void test_small_pages_are_found(void **state) {
     (void)state;
     char *data = mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(data != MAP_FAILED);
@@ -42,7 +42,7 @@ static void test_kinds(void **state) {
     munmap(data, ROOM);
 }
 
-/** What /proc/self/smaps says about the mapping of an address. */
+/** True if /proc/self/smaps reports huge pages for the mapping of an address. */
 static bool has_huge_pages(const char *at) {
     char line[256];
     bool here = false;
@@ -64,7 +64,7 @@ static bool has_huge_pages(const char *at) {
 }
 
 /** The system may have no huge pages left; then pages are small. */
-static void test_huge(void **state) {
+static void test_huge_pages_are_found(void **state) {
     (void)state;
     char *data = mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(data != MAP_FAILED);
@@ -83,7 +83,8 @@ static void test_huge(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kinds), cmocka_unit_test(test_huge)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_small_pages_are_found),
+                                       cmocka_unit_test(test_huge_pages_are_found)};
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * The messages of the conversation: every type there and back, cut off and lengthened, texts that
- * are too long or not fit to print, intervals.
+ * The messages of the conversation: encoding and decoding of each type, truncated and extended
+ * messages, texts that are too long or not printable, and intervals.
  */
 #include "support/build.h"
 
@@ -18,9 +18,9 @@ static bool same(wh_bytes one, wh_bytes other) {
     return one.size == other.size && (one.size == 0 || memcmp(one.bytes, other.bytes, one.size) == 0);
 }
 
-/** All fields that there are; each type takes its own. */
+/** A note with all fields set. Each type encodes only its own. */
 static wh_note full_note(wh_message_type type) {
-    static uint8_t digests[2 * WH_DIGEST_BYTES] = {9, 8, 7};
+    static uint8_t digests[2 * WHERRY_DIGEST_BYTES] = {9, 8, 7};
     wh_note note = {
         .type = type,
         .nonce = UINT64_C(0x8123456789ABCDEF),
@@ -55,8 +55,8 @@ static wh_string encode(const wh_note *note) {
     return text;
 }
 
-/** What is read is written the same way again, and what the test names by hand is there. */
-static void test_every_type_there_and_back(void **state) {
+/** Encoding a decoded message gives the same bytes. */
+static void test_every_type_is_encoded_and_decoded(void **state) {
     (void)state;
     for (int type = WH_WANT; type <= WH_ABORT; type++) {
         wh_note note = full_note((wh_message_type)type);
@@ -72,7 +72,7 @@ static void test_every_type_there_and_back(void **state) {
     }
 }
 
-static void test_fields_of_the_larger_ones(void **state) {
+static void test_all_fields_of_large_messages_are_kept(void **state) {
     (void)state;
     wh_note note = full_note(WH_OFFER);
     wh_note read;
@@ -97,26 +97,26 @@ static void test_fields_of_the_larger_ones(void **state) {
     wh_free(text.bytes);
 }
 
-/** The bytes themselves, since another program must be able to write them. */
-static void test_the_bytes_of_a_want(void **state) {
+/** The exact bytes, because other programs must be able to write them. */
+static void test_want_has_the_documented_bytes(void **state) {
     (void)state;
     wh_note note = {.type = WH_WANT, .nonce = UINT64_C(0x8000000000000001), .step = 5, .verify = 1};
-    static const uint8_t expected[] = {1, 0, 2, 0x80, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5, 1, 0};
+    static const uint8_t expected[] = {1, 0, 3, 0x80, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5, 1, 0};
     wh_string text = encode(&note);
     assert_int_equal(text.size, sizeof(expected));
     assert_memory_equal(text.bytes, expected, sizeof(expected));
     wh_free(text.bytes);
 }
 
-/** A fingerprint is whole, or there is none. */
-static void test_the_fingerprint_in_a_want(void **state) {
+/** A fingerprint is complete or absent. */
+static void test_fingerprint_is_complete_or_absent(void **state) {
     (void)state;
     static const char bytes[] = "0123456789abcdefg";
-    for (size_t size = 0; size <= WH_DIGEST_BYTES + 1; size++) {
+    for (size_t size = 0; size <= WHERRY_DIGEST_BYTES + 1; size++) {
         wh_note note = {.type = WH_WANT, .nonce = 1, .known = {bytes, size}};
         wh_note read;
         wh_string text = encode(&note);
-        if (size == 0 || size == WH_DIGEST_BYTES) {
+        if (size == 0 || size == WHERRY_DIGEST_BYTES) {
             must(wh_note_decode(text.bytes, text.size, &read, &error));
             assert_true(same(read.known, note.known));
         } else {
@@ -126,14 +126,14 @@ static void test_the_fingerprint_in_a_want(void **state) {
     }
 }
 
-static void test_cut_off_and_lengthened(void **state) {
+static void test_refuses_truncated_and_extended_messages(void **state) {
     (void)state;
     for (int type = WH_WANT; type <= WH_ABORT; type++) {
         wh_note note = full_note((wh_message_type)type);
         wh_note read = {.type = WH_ABORT, .bytes = 77};
         wh_string text = encode(&note);
         for (size_t size = 0; size < text.size; size++) {
-            char *exact = wh_alloc(size); /* so that a sanitizer sees a byte too much */
+            char *exact = wh_alloc(size); /* so that a sanitizer detects a read past the end */
             memcpy(exact, text.bytes, size);
             must_fail(WHERRY_MALFORMED, error, wh_note_decode(exact, size, &read, &error));
             wh_free(exact);
@@ -145,7 +145,7 @@ static void test_cut_off_and_lengthened(void **state) {
     }
 }
 
-static void test_unknown_types(void **state) {
+static void test_refuses_unknown_types(void **state) {
     (void)state;
     for (int type = 0; type < 256; type++) {
         uint8_t bytes[64] = {(uint8_t)type};
@@ -156,8 +156,8 @@ static void test_unknown_types(void **state) {
     }
 }
 
-/** Of another version nothing is known but to whom to answer. */
-static void test_another_version(void **state) {
+/** In a message of another version, only the address for an answer can be read. */
+static void test_other_versions_can_be_answered(void **state) {
     (void)state;
     for (int type = WH_WANT; type <= WH_OFFER; type += WH_OFFER - WH_WANT) {
         uint8_t bytes[40] = {(uint8_t)type, 0x12, 0x34};
@@ -177,8 +177,8 @@ static void decode_reason(const char *path, const char *text, size_t size, wh_no
     must(wh_note_decode(bytes->bytes, bytes->size, read_p, &error));
 }
 
-/** Texts are cut between characters; the other side gets a text that is whole. */
-static void test_long_texts_are_cut(void **state) {
+/** Long texts are truncated between two characters. */
+static void test_long_texts_are_truncated(void **state) {
     (void)state;
     static const char euro[] = {'\xE2', '\x82', '\xAC'};
     char text[WH_REASON_MAX + 20];
@@ -197,8 +197,8 @@ static void test_long_texts_are_cut(void **state) {
     }
 }
 
-/** Such a text could fool whoever reads a log: the message stands without it. */
-static void test_texts_that_are_not_fit_to_print(void **state) {
+/** A text with control characters could falsify a log, so it is replaced. */
+static void test_unprintable_texts_are_replaced(void **state) {
     (void)state;
     static const struct {
         const char *text;
@@ -219,8 +219,8 @@ static void test_texts_that_are_not_fit_to_print(void **state) {
     wh_free(bytes.bytes);
 }
 
-/** Limits on what a lane or a digest may be. */
-static void test_limits(void **state) {
+/** Limits on requests, digests and the list of lanes. */
+static void test_refuses_fields_above_their_limits(void **state) {
     (void)state;
     char request[WH_LANE_OFFER_MAX + 1] = {0};
     wh_note read;
@@ -248,7 +248,7 @@ static void test_limits(void **state) {
     wh_free(text.bytes);
 }
 
-static void test_intervals(void **state) {
+static void test_intervals_are_encoded_and_decoded(void **state) {
     (void)state;
     static const wherry_interval good[] = {{0, 1}, {2, 3}, {9, 1}};
     wherry_interval *read;
@@ -269,7 +269,7 @@ static void test_intervals(void **state) {
     wh_free(text.bytes);
 }
 
-static void test_intervals_that_are_refused(void **state) {
+static void test_refuses_bad_intervals(void **state) {
     (void)state;
     static const struct {
         wherry_interval intervals[2];
@@ -301,18 +301,18 @@ static void test_intervals_that_are_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_type_there_and_back),
-        cmocka_unit_test(test_fields_of_the_larger_ones),
-        cmocka_unit_test(test_the_bytes_of_a_want),
-        cmocka_unit_test(test_the_fingerprint_in_a_want),
-        cmocka_unit_test(test_cut_off_and_lengthened),
-        cmocka_unit_test(test_unknown_types),
-        cmocka_unit_test(test_another_version),
-        cmocka_unit_test(test_long_texts_are_cut),
-        cmocka_unit_test(test_texts_that_are_not_fit_to_print),
-        cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_intervals),
-        cmocka_unit_test(test_intervals_that_are_refused),
+        cmocka_unit_test(test_every_type_is_encoded_and_decoded),
+        cmocka_unit_test(test_all_fields_of_large_messages_are_kept),
+        cmocka_unit_test(test_want_has_the_documented_bytes),
+        cmocka_unit_test(test_fingerprint_is_complete_or_absent),
+        cmocka_unit_test(test_refuses_truncated_and_extended_messages),
+        cmocka_unit_test(test_refuses_unknown_types),
+        cmocka_unit_test(test_other_versions_can_be_answered),
+        cmocka_unit_test(test_long_texts_are_truncated),
+        cmocka_unit_test(test_unprintable_texts_are_replaced),
+        cmocka_unit_test(test_refuses_fields_above_their_limits),
+        cmocka_unit_test(test_intervals_are_encoded_and_decoded),
+        cmocka_unit_test(test_refuses_bad_intervals),
     };
     return cmocka_run_group_tests_name("message", tests, NULL, NULL);
 }

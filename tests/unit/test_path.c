@@ -15,7 +15,7 @@ static wherry_path *parse(const char *text) {
     return path;
 }
 
-/** The text gives a path with one step by key, and that path gives the text again. */
+/** The text is parsed to a path of one key, and that path is formatted to the same text. */
 static void check_key(const char *text, wherry_value *key) {
     wherry_path *path = parse(text);
     wherry_step step = {key, 0};
@@ -33,7 +33,7 @@ static void check_key(const char *text, wherry_value *key) {
     wherry_value_destroy(key);
 }
 
-static void test_header_examples(void **state) {
+static void test_examples_of_the_header_work(void **state) {
     (void)state;
     check_key("name", build_string("name"));
     check_key("[\"a \\\" \\\\ \\n \\r \\t \\x01\"]", build_string("a \" \\ \n \r \t \x01"));
@@ -62,7 +62,7 @@ static void test_header_examples(void **state) {
 }
 
 /** The example of a big integer in the header. */
-static void test_header_example_bigint(void **state) {
+static void test_bigint_example_of_the_header_works(void **state) {
     (void)state;
     static const uint8_t magnitude[] = {1, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF};
     wherry_value *key;
@@ -70,7 +70,7 @@ static void test_header_example_bigint(void **state) {
     check_key("{0x1ffffffffffffffff}", key);
 }
 
-static void test_more_keys(void **state) {
+static void test_every_kind_of_key_works(void **state) {
     (void)state;
     check_key("_", build_string("_"));
     check_key("a1_B", build_string("a1_B"));
@@ -105,7 +105,7 @@ static void test_more_keys(void **state) {
     check_key("{b\"}\\x00\\xff\\\"\"}", build_bytes("}\0\xFF\"", 4));
 }
 
-static void test_large_numbers_of_steps(void **state) {
+static void test_number_of_steps_is_limited(void **state) {
     (void)state;
     wherry_path *path = parse("[18446744073709551615]");
     assert_true(wherry_path_at(path, 0)->index == UINT64_MAX && !wherry_path_at(path, 0)->key);
@@ -130,7 +130,7 @@ static void test_large_numbers_of_steps(void **state) {
     wherry_free(text);
 }
 
-static void test_create(void **state) {
+static void test_creates_paths_from_steps(void **state) {
     (void)state;
     wherry_value *key = build_string("a");
     wherry_value *list = build_list(NULL);
@@ -155,7 +155,7 @@ static void test_create(void **state) {
     wherry_value_destroy(list);
 }
 
-static void test_equal(void **state) {
+static void test_equal_compares_steps(void **state) {
     (void)state;
     static const char *const texts[] = {"",    "a",     "b",      "a.b",     "a[0]",   "[0]",     "[1]",      "{0}",
                                         "{1}", "{0.0}", "{-0.0}", "{false}", "{none}", "[\"0\"]", "{b\"0\"}", "a[0].b"};
@@ -246,7 +246,7 @@ static wherry_value *random_key(uint64_t *seed) {
     }
 }
 
-static void test_random_round_trip(void **state) {
+static void test_random_paths_are_formatted_and_parsed(void **state) {
     (void)state;
     uint64_t seed = 5;
     for (int round = 0; round < 20000; round++) {
@@ -289,7 +289,7 @@ static wherry_value *build_tree(void) {
     return tree;
 }
 
-static void test_find(void **state) {
+static void test_finds_values(void **state) {
     (void)state;
     wherry_value *tree = build_tree();
     static const struct {
@@ -313,7 +313,7 @@ static void test_find(void **state) {
     wherry_value_destroy(tree);
 }
 
-static void test_not_found(void **state) {
+static void test_missing_values_are_not_found(void **state) {
     (void)state;
     wherry_value *tree = build_tree();
     static const char *const missing[] = {"x",          "list[2]",    "list[18446744073709551615]",
@@ -442,7 +442,7 @@ static const struct {
     BAD("a{7}b", 4),
 };
 
-/** A copy of exactly the right size, so that a sanitizer detects a read beyond its end. */
+/** Parses a copy of exactly this size, so that a sanitizer detects a read past the end. */
 static wherry_status parse_exactly(const char *text, size_t size, wherry_path **path_p, wherry_error *error) {
     char *exact = malloc(size ? size : 1);
     memcpy(exact, text, size);
@@ -451,7 +451,7 @@ static wherry_status parse_exactly(const char *text, size_t size, wherry_path **
     return status;
 }
 
-static void test_bad(void **state) {
+static void test_refuses_bad_paths(void **state) {
     (void)state;
     int wrong = 0;
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
@@ -460,7 +460,7 @@ static void test_bad(void **state) {
         wherry_error error = {.offset = 0};
         wherry_status status = parse_exactly(bad[i].text, bad[i].size, &path, &error);
         if (status != WHERRY_BAD_PATH || error.status != status || error.offset != bad[i].offset || path != untouched) {
-            print_error("'%s': %s at %llu, not at %llu\n", bad[i].text, wherry_status_name(status),
+            print_error("'%s': %s at byte %llu, expected at byte %llu\n", bad[i].text, wherry_status_name(status),
                         (unsigned long long)error.offset, (unsigned long long)bad[i].offset);
             wrong++;
         }
@@ -472,8 +472,8 @@ static void test_bad(void **state) {
     assert_int_equal(wrong, 0);
 }
 
-/** A truncated path is a shorter path or invalid, and is never read beyond its end. */
-static void test_cut(void **state) {
+/** A truncated path is invalid or a shorter path. It is never read past its end. */
+static void test_truncated_paths_are_not_read_past_the_end(void **state) {
     (void)state;
     static const char text[] = "a.b[12][\"x\\x41\"]{b\"y\"}{c(1.0,-0.0)}{nan:7ff8000000000001}{0xffffffffffffffff}.z";
     static const size_t whole[] = {0, 1, 3, 7, 16, 22, 35, 57, 77, 79};
@@ -495,7 +495,7 @@ static void test_cut(void **state) {
     assert_int_equal(steps, sizeof(whole) / sizeof(*whole));
 }
 
-static void test_random_bytes(void **state) {
+static void test_random_bytes_are_refused_or_parsed(void **state) {
     (void)state;
     static const char letters[] = "ab.[]{}\"\\x019-enc(),:if\xC3\xA9";
     uint64_t seed = 3;
@@ -524,7 +524,7 @@ static void test_random_bytes(void **state) {
     }
 }
 
-static void test_null(void **state) {
+static void test_refuses_NULL(void **state) {
     (void)state;
     wherry_error error;
     wherry_path *path = NULL;
@@ -555,7 +555,7 @@ static const wherry_kind kinds[] = {WHERRY_KIND_INT,    WHERRY_KIND_INT,    WHER
                                     WHERRY_KIND_TENSOR, WHERRY_KIND_NONE,   WHERRY_KIND_BOOL};
 enum { LEAVES = sizeof(paths) / sizeof(*paths) };
 
-static void test_flatten(void **state) {
+static void test_flatten_lists_the_leaves(void **state) {
     (void)state;
     wherry_value *tree = build_leaves();
     wherry_flat *flat;
@@ -576,7 +576,7 @@ static void test_flatten(void **state) {
     wherry_value_destroy(tree);
 }
 
-static void test_lone_leaves(void **state) {
+static void test_flattens_a_single_leaf(void **state) {
     (void)state;
     wherry_value *values[] = {build_int(1),
                               build_list(NULL),
@@ -612,7 +612,7 @@ static void destroy_leaves(wherry_value **leaves, size_t count) {
     }
 }
 
-static void test_round_trip(void **state) {
+static void test_unflatten_restores_the_tree(void **state) {
     (void)state;
     wherry_value *tree = build_leaves();
     wherry_flat *flat;
@@ -632,8 +632,8 @@ static void test_round_trip(void **state) {
     wherry_value_destroy(again);
 }
 
-/** New leaves may have any kind, also non-empty containers. */
-static void test_replaced_leaves(void **state) {
+/** New leaves may have any kind. They may even be containers that are not empty. */
+static void test_unflatten_takes_other_leaves(void **state) {
     (void)state;
     wherry_value *tree = build_leaves();
     wherry_flat *flat;
@@ -655,7 +655,7 @@ static void test_replaced_leaves(void **state) {
     wherry_value_destroy(tree);
 }
 
-/** It is refused, and every leaf still belongs to the caller. */
+/** unflatten must fail, and the caller still owns every leaf. */
 static void refuse(const wherry_flat *flat, wherry_value **leaves, size_t count) {
     wherry_error error;
     wherry_value *again = NULL;
@@ -663,7 +663,7 @@ static void refuse(const wherry_flat *flat, wherry_value **leaves, size_t count)
     assert_null(again);
 }
 
-static void test_refused(void **state) {
+static void test_refuses_bad_leaves(void **state) {
     (void)state;
     wherry_value *tree = build_leaves();
     wherry_flat *flat;
@@ -700,7 +700,7 @@ static void test_refused(void **state) {
     assert_null(flat);
 }
 
-static void test_depth(void **state) {
+static void test_unflatten_keeps_the_depth_limit(void **state) {
     (void)state;
     wherry_value *tree = build_nest(WHERRY_DEPTH_MAX, build_int(1));
     wherry_flat *flat;
@@ -717,8 +717,8 @@ static void test_depth(void **state) {
     wherry_value_destroy(tree);
 }
 
-/** At the maximum depth, down to an empty list: copies of its own leaves fit. */
-static void test_depth_of_an_empty_leaf(void **state) {
+/** A tree of maximum depth whose leaf is an empty list can be rebuilt from its own leaves. */
+static void test_deepest_tree_can_be_rebuilt(void **state) {
     (void)state;
     wherry_value *tree = build_nest(WHERRY_DEPTH_MAX, NULL);
     wherry_flat *flat;
@@ -735,7 +735,7 @@ static void test_depth_of_an_empty_leaf(void **state) {
     assert_int_equal(status, WHERRY_OK);
 }
 
-static void test_large(void **state) {
+static void test_flattens_large_trees(void **state) {
     (void)state;
     enum { COUNT = 12000 };
     wherry_value *tree = build_dict(NULL, NULL);
@@ -761,27 +761,27 @@ static void test_large(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_header_examples),
-        cmocka_unit_test(test_header_example_bigint),
-        cmocka_unit_test(test_more_keys),
-        cmocka_unit_test(test_large_numbers_of_steps),
-        cmocka_unit_test(test_create),
-        cmocka_unit_test(test_equal),
-        cmocka_unit_test(test_random_round_trip),
-        cmocka_unit_test(test_find),
-        cmocka_unit_test(test_not_found),
-        cmocka_unit_test(test_bad),
-        cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_random_bytes),
-        cmocka_unit_test(test_null),
-        cmocka_unit_test(test_flatten),
-        cmocka_unit_test(test_lone_leaves),
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_replaced_leaves),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_depth_of_an_empty_leaf),
-        cmocka_unit_test(test_large),
+        cmocka_unit_test(test_examples_of_the_header_work),
+        cmocka_unit_test(test_bigint_example_of_the_header_works),
+        cmocka_unit_test(test_every_kind_of_key_works),
+        cmocka_unit_test(test_number_of_steps_is_limited),
+        cmocka_unit_test(test_creates_paths_from_steps),
+        cmocka_unit_test(test_equal_compares_steps),
+        cmocka_unit_test(test_random_paths_are_formatted_and_parsed),
+        cmocka_unit_test(test_finds_values),
+        cmocka_unit_test(test_missing_values_are_not_found),
+        cmocka_unit_test(test_refuses_bad_paths),
+        cmocka_unit_test(test_truncated_paths_are_not_read_past_the_end),
+        cmocka_unit_test(test_random_bytes_are_refused_or_parsed),
+        cmocka_unit_test(test_refuses_NULL),
+        cmocka_unit_test(test_flatten_lists_the_leaves),
+        cmocka_unit_test(test_flattens_a_single_leaf),
+        cmocka_unit_test(test_unflatten_restores_the_tree),
+        cmocka_unit_test(test_unflatten_takes_other_leaves),
+        cmocka_unit_test(test_refuses_bad_leaves),
+        cmocka_unit_test(test_unflatten_keeps_the_depth_limit),
+        cmocka_unit_test(test_deepest_tree_can_be_rebuilt),
+        cmocka_unit_test(test_flattens_large_trees),
     };
     return cmocka_run_group_tests_name("path", tests, NULL, NULL);
 }

@@ -1,39 +1,12 @@
 /*
- * Plans: what is refused, with which path and message, and that nothing is written; partial mode;
- * the received state.
+ * Plans: which states are refused, with which path and message, without writing anything; partial
+ * mode; the received state.
  */
 #include "support/build.h"
 
 #define SHAPE(...) ((int64_t[]){__VA_ARGS__})
 
 static wherry_error error;
-
-/** Copies the bytes of all chunks from the source to their destinations. */
-static int append_piece(void *context, const wherry_piece *piece) {
-    char **at = context;
-    for (uint64_t i = 0; i < piece->count; i++) {
-        const char *from = (const char *)wherry_storage_data(piece->storage) + piece->offset + i * piece->stride;
-        memcpy(*at, from, piece->length);
-        *at += piece->length;
-    }
-    return 0;
-}
-
-static void execute(const wherry_value *source, const wherry_plan *plan) {
-    static char bytes[8 << 20];
-    wherry_prepared *sent;
-    size_t count;
-    const wherry_interval *intervals = wherry_plan_intervals(plan, &count);
-    must(wherry_prepare(source, NULL, &sent, &error));
-    for (size_t i = 0; i < count; i++) {
-        for (uint64_t c = intervals[i].first; c < intervals[i].first + intervals[i].count; c++) {
-            char *at = bytes;
-            wherry_prepared_visit_chunk(sent, c, append_piece, &at);
-            must(wherry_plan_place(plan, c, bytes, (size_t)(at - bytes), &error));
-        }
-    }
-    wherry_prepared_destroy(sent);
-}
 
 static wherry_value *floats(int64_t rows, int64_t columns, uint8_t seed) {
     uint64_t nbytes = (uint64_t)(rows * columns) * 4;
@@ -49,7 +22,7 @@ static wherry_value *flagged(uint32_t flags) {
     return value;
 }
 
-/** Memory of the test that claims to be on a device. */
+/** Host memory that claims to be on a device. */
 static wherry_value *on_device(wherry_device_kind kind) {
     static char memory[24];
     wherry_storage *storage;
@@ -58,8 +31,7 @@ static wherry_value *on_device(wherry_device_kind kind) {
 }
 
 /**
- * The plan must be refused with that path and that message. The decoded state is still valid and
- * can be planned.
+ * Planning must fail with this path and message. The decoded state stays valid and can be planned.
  */
 static void refused_with(const wherry_value *source, const wherry_value *target, const wherry_plan_options *options,
                          wherry_status status, const char *path, const char *words) {
@@ -69,7 +41,7 @@ static void refused_with(const wherry_value *source, const wherry_value *target,
     must_fail(status, error, wherry_plan_create(prepared, target, options, &plan, &error));
     assert_string_equal(error.path, path);
     if (!strstr(error.message, words)) {
-        fail_msg("'%s' does not say '%s'", error.message, words);
+        fail_msg("the message '%s' lacks '%s'", error.message, words);
     }
     wherry_plan_options_init(&fresh);
     fresh.flags = WHERRY_PLAN_TO_DEVICE;
@@ -77,7 +49,7 @@ static void refused_with(const wherry_value *source, const wherry_value *target,
     wherry_plan_destroy(plan);
 }
 
-/** The same for two values under the name `w`, which are destroyed afterwards. */
+/** As refused_with, for two values under the name `w`. Destroys them. */
 static void refused(wherry_value *source, wherry_value *target, wherry_status status, const char *words) {
     wherry_value *one = build_dict("w", source, NULL);
     wherry_value *other = build_dict("w", target, NULL);
@@ -86,7 +58,7 @@ static void refused(wherry_value *source, wherry_value *target, wherry_status st
     wherry_value_destroy(other);
 }
 
-static void test_tensors_that_differ(void **state) {
+static void test_refuses_tensors_that_differ(void **state) {
     (void)state;
     wherry_value *halves = build_tensor(build_storage(12, 1), WHERRY_F16, 0, 2, SHAPE(2, 3), NULL);
     wherry_value *ints = build_tensor(build_storage(24, 1), WHERRY_I32, 0, 2, SHAPE(2, 3), NULL);
@@ -103,7 +75,7 @@ static void test_tensors_that_differ(void **state) {
             "which this process cannot write, or it has no memory");
 }
 
-static void test_kinds_that_differ(void **state) {
+static void test_refuses_kinds_that_differ(void **state) {
     (void)state;
     refused(floats(2, 3, 1), build_int(1), WHERRY_MISMATCH, "the kinds differ");
     refused(build_int(1), floats(2, 3, 1), WHERRY_MISMATCH, "the target has float32[2, 3]");
@@ -112,7 +84,7 @@ static void test_kinds_that_differ(void **state) {
             "the kinds of containers differ");
 }
 
-static void test_both_sides_and_the_path_are_named(void **state) {
+static void test_error_names_both_sides_and_the_path(void **state) {
     (void)state;
     wherry_value *source = build_dict("layers", build_list(build_dict("q.weight", floats(2, 3, 1), NULL), NULL), NULL);
     wherry_value *target = build_dict("layers", build_list(build_dict("q.weight", floats(2, 4, 1), NULL), NULL), NULL);
@@ -124,7 +96,7 @@ static void test_both_sides_and_the_path_are_named(void **state) {
     wherry_value_destroy(target);
 }
 
-static void test_any_device(void **state) {
+static void test_flag_allows_other_devices(void **state) {
     (void)state;
     wherry_value *source = build_dict("w", on_device(WHERRY_DEVICE_CUDA), NULL);
     wherry_value *target = build_dict("w", floats(2, 3, 9), NULL);
@@ -142,12 +114,12 @@ static void test_any_device(void **state) {
     wherry_value_destroy(target);
 }
 
-static void test_missing_and_extra(void **state) {
+static void test_refuses_missing_and_extra_leaves(void **state) {
     (void)state;
     wherry_value *source = build_dict("a", floats(1, 2, 1), "b", floats(1, 2, 2), "step", build_int(7), NULL);
     wherry_value *target = build_dict("c", build_list(floats(1, 2, 3), build_none(), NULL), "a", floats(1, 2, 4), NULL);
-    refused_with(source, target, NULL, WHERRY_MISMATCH, "c[0]", "missing in the source (2): 'c[0]', 'c[1]'");
-    refused_with(source, target, NULL, WHERRY_MISMATCH, "c[0]", "missing in the target (2): 'b', 'step'");
+    refused_with(source, target, NULL, WHERRY_MISMATCH, "c[0]", "missing from the source (2): 'c[0]', 'c[1]'");
+    refused_with(source, target, NULL, WHERRY_MISMATCH, "c[0]", "missing from the target (2): 'b', 'step'");
 
     wherry_plan_options options;
     wherry_plan *plan;
@@ -167,7 +139,7 @@ static void test_missing_and_extra(void **state) {
     assert_string_equal(wherry_plan_extra(plan, 0), "b");
     assert_string_equal(wherry_plan_extra(plan, 1), "step");
     assert_null(wherry_plan_extra(plan, 2));
-    execute(source, plan);
+    execute_plan(source, plan);
     must(wherry_plan_take_state(plan, &result, &error));
     assert_int_equal(wherry_value_kind(wherry_dict_get(result, "b")), WHERRY_KIND_NONE);
     assert_int_equal(wherry_int_get(wherry_dict_get(result, "step")), 7);
@@ -180,39 +152,7 @@ static void test_missing_and_extra(void **state) {
     wherry_value_destroy(target);
 }
 
-static void test_partial_with_extra_parts(void **state) {
-    (void)state;
-    wherry_mesh *mesh = build_mesh(1, SHAPE(2));
-    wherry_placement placement = {.kind = WHERRY_SHARD};
-    wherry_dtensor dtensor = {.local = floats(2, 3, 1),
-                              .mesh = mesh,
-                              .placements = &placement,
-                              .dtype = WHERRY_F32,
-                              .ndim = 2,
-                              .shape = SHAPE(4, 3),
-                              .strides = SHAPE(3, 1)};
-    wherry_value *part;
-    must(wherry_dtensor_create(&dtensor, &part, &error));
-    wherry_mesh_unref(mesh);
-    wherry_value *source = build_dict("d", part, "w", floats(2, 2, 1), NULL);
-    wherry_value *target = build_dict("w", floats(2, 2, 8), NULL);
-    wherry_plan_options options;
-    wherry_plan *plan;
-    wherry_value *result;
-    wherry_plan_options_init(&options);
-    options.flags = WHERRY_PLAN_PARTIAL;
-    must(wherry_plan_create(build_received(source, 0), target, &options, &plan, &error));
-    execute(source, plan);
-    must(wherry_value_compare(wherry_dict_get(source, "w"), wherry_dict_get(target, "w"), WHERRY_COMPARE_ALL, &error));
-    must(wherry_plan_take_state(plan, &result, &error));
-    assert_int_equal(wherry_value_kind(wherry_dict_get(result, "d")), WHERRY_KIND_NONE);
-    wherry_plan_destroy(plan);
-    wherry_value_destroy(result);
-    wherry_value_destroy(source);
-    wherry_value_destroy(target);
-}
-
-/** A DTensor over two ranks, sharded by rows, with the part of one rank. */
+/** The part of one rank of a DTensor over two ranks. */
 static wherry_value *row_shard(int64_t local_rows, int64_t rows, uint32_t dim) {
     wherry_mesh *mesh = build_mesh(1, SHAPE(2));
     wherry_placement placement = {.kind = WHERRY_SHARD, .dim = dim};
@@ -229,7 +169,27 @@ static wherry_value *row_shard(int64_t local_rows, int64_t rows, uint32_t dim) {
     return value;
 }
 
-static void test_boxes(void **state) {
+static void test_partial_mode_ignores_extra_parts(void **state) {
+    (void)state;
+    wherry_value *source = build_dict("d", row_shard(2, 4, 0), "w", floats(2, 2, 1), NULL);
+    wherry_value *target = build_dict("w", floats(2, 2, 8), NULL);
+    wherry_plan_options options;
+    wherry_plan *plan;
+    wherry_value *result;
+    wherry_plan_options_init(&options);
+    options.flags = WHERRY_PLAN_PARTIAL;
+    must(wherry_plan_create(build_received(source, 0), target, &options, &plan, &error));
+    execute_plan(source, plan);
+    must(wherry_value_compare(wherry_dict_get(source, "w"), wherry_dict_get(target, "w"), WHERRY_COMPARE_ALL, &error));
+    must(wherry_plan_take_state(plan, &result, &error));
+    assert_int_equal(wherry_value_kind(wherry_dict_get(result, "d")), WHERRY_KIND_NONE);
+    wherry_plan_destroy(plan);
+    wherry_value_destroy(result);
+    wherry_value_destroy(source);
+    wherry_value_destroy(target);
+}
+
+static void test_refuses_boxes_that_differ(void **state) {
     (void)state;
     wherry_value *source = build_dict("w", row_shard(3, 6, 0), NULL);
     wherry_value *target = build_dict("w", row_shard(3, 6, 0), NULL);
@@ -298,7 +258,7 @@ static void test_shards_are_matched_by_their_boxes(void **state) {
     size_t size;
     must_fail(WHERRY_INVALID_ARGUMENT, error,
               wherry_manifest_encode(wherry_plan_prepared(plan), &bytes, &size, &error));
-    execute(source, plan);
+    execute_plan(source, plan);
     assert_memory_equal(shard_bytes(target, 0), shard_bytes(source, 1), 16);
     assert_memory_equal(shard_bytes(target, 1), shard_bytes(source, 0), 16);
     must(wherry_plan_take_state(plan, &result, &error));
@@ -329,7 +289,7 @@ static wherry_status allocate_too_little(void *context, uint64_t nbytes, wherry_
     return wherry_storage_allocate(nbytes - 1, device, storage_p, NULL);
 }
 
-static void test_allocate(void **state) {
+static void test_failed_allocate_is_reported(void **state) {
     (void)state;
     wherry_value *source = build_dict("w", floats(2, 2, 1), "e", floats(0, 3, 1), NULL);
     wherry_prepared *prepared = build_received(source, -1);
@@ -347,7 +307,7 @@ static void test_allocate(void **state) {
     wherry_value_destroy(source);
 }
 
-static void test_arguments(void **state) {
+static void test_refuses_invalid_arguments(void **state) {
     (void)state;
     wherry_value *source = build_dict("w", floats(2, 2, 1), NULL);
     wherry_prepared *own;
@@ -375,7 +335,7 @@ static void test_arguments(void **state) {
 }
 
 /** A receiver that wants one of three matrices asks only for its chunks. */
-static void test_only_needed_chunks_are_asked_for(void **state) {
+static void test_requests_only_needed_chunks(void **state) {
     (void)state;
     enum { ROWS = 1024, COLUMNS = 1536 };
     wherry_value *source =
@@ -391,7 +351,7 @@ static void test_only_needed_chunks_are_asked_for(void **state) {
     assert_int_equal(count, 1);
     assert_int_equal(intervals[0].first, 1);
     assert_int_equal(intervals[0].count, 2);
-    execute(source, plan);
+    execute_plan(source, plan);
     must(wherry_value_compare(wherry_dict_get(source, "b"), wherry_dict_get(target, "b"), WHERRY_COMPARE_ALL, &error));
     wherry_plan_destroy(plan);
     wherry_value_destroy(source);
@@ -443,7 +403,9 @@ static void test_uncovered_tensors_are_refused(void **state) {
     (void)state;
     static const unsigned char manifest[] = {/* chunks of 4096, rank -1 */
                                              0x87, 0x66, 'w', 'h', 'e', 'r', 'r', 'y', 0x01, 0x19, 0x10, 0x00, 0x20,
-                                             /* 64 bytes, of which 0 to 31 */
+                                             /*
+                                              * a storage of 64 bytes with one extent, bytes 0 to 31
+                                              */
                                              0x81, 0x84, 0x18, 0x40, 0x00, 0x20, 0x81, 0x82, 0x00, 0x18, 0x20,
                                              /* uint8[64] */
                                              0x80, 0x87, 0x0C, 0x00, 0x01, 0x00, 0x00, 0x81, 0x18, 0x40, 0xF6};
@@ -456,17 +418,17 @@ static void test_uncovered_tensors_are_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tensors_that_differ),
-        cmocka_unit_test(test_kinds_that_differ),
-        cmocka_unit_test(test_both_sides_and_the_path_are_named),
-        cmocka_unit_test(test_any_device),
-        cmocka_unit_test(test_missing_and_extra),
-        cmocka_unit_test(test_partial_with_extra_parts),
-        cmocka_unit_test(test_boxes),
+        cmocka_unit_test(test_refuses_tensors_that_differ),
+        cmocka_unit_test(test_refuses_kinds_that_differ),
+        cmocka_unit_test(test_error_names_both_sides_and_the_path),
+        cmocka_unit_test(test_flag_allows_other_devices),
+        cmocka_unit_test(test_refuses_missing_and_extra_leaves),
+        cmocka_unit_test(test_partial_mode_ignores_extra_parts),
+        cmocka_unit_test(test_refuses_boxes_that_differ),
         cmocka_unit_test(test_shards_are_matched_by_their_boxes),
-        cmocka_unit_test(test_allocate),
-        cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_only_needed_chunks_are_asked_for),
+        cmocka_unit_test(test_failed_allocate_is_reported),
+        cmocka_unit_test(test_refuses_invalid_arguments),
+        cmocka_unit_test(test_requests_only_needed_chunks),
         cmocka_unit_test(test_small_tensors_are_coalesced),
         cmocka_unit_test(test_uncovered_tensors_are_refused),
     };

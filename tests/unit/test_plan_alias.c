@@ -62,7 +62,7 @@ static const two_views columns = {{0, 3}, {{6, 1}, {6, 1}}, {{4, 3}, {4, 3}}};
 static const two_views rows = {{0, 12}, {{3, 1}, {3, 1}}, {{4, 3}, {4, 3}}};
 static const two_views squares = {{0, 0}, {{3, 1}, {1, 3}}, {{3, 3}, {3, 3}}};
 
-static void test_tied(void **state) {
+static void test_tied_targets_need_tied_sources(void **state) {
     (void)state;
     expect(&tied, 1, &tied, 1, WHERRY_OK, 24);
     expect(&tied, 1, &tied, 2, WHERRY_OK, 48);
@@ -70,7 +70,7 @@ static void test_tied(void **state) {
     expect(&tied, 2, &tied, 2, WHERRY_OK, 48);
 }
 
-static void test_partly_shared(void **state) {
+static void test_partial_overlap_must_match(void **state) {
     (void)state;
     expect(&shifted, 1, &shifted, 1, WHERRY_OK, 48);
     expect(&tied, 1, &shifted, 1, WHERRY_MISMATCH, 0);
@@ -80,7 +80,7 @@ static void test_partly_shared(void **state) {
 }
 
 /** A matrix and its transpose: the same memory twice, in different order. */
-static void test_transposed(void **state) {
+static void test_transposed_views_must_match(void **state) {
     (void)state;
     two_views plain = squares;
     memcpy(plain.strides[1], plain.strides[0], sizeof(plain.strides[1]));
@@ -89,7 +89,7 @@ static void test_transposed(void **state) {
 }
 
 /** Columns of one matrix interleave but do not overlap. */
-static void test_interleaved(void **state) {
+static void test_accepts_interleaved_columns(void **state) {
     (void)state;
     expect(&rows, 2, &columns, 1, WHERRY_OK, 96);
     expect(&columns, 1, &columns, 1, WHERRY_OK, 96);
@@ -99,7 +99,7 @@ static void test_interleaved(void **state) {
     expect(&rows, 2, &crossing, 1, WHERRY_MISMATCH, 0);
 }
 
-static void test_memory_wrapped_twice(void **state) {
+static void test_finds_memory_that_is_wrapped_twice(void **state) {
     (void)state;
     static char memory[24];
     wherry_storage *one;
@@ -117,7 +117,7 @@ static void test_memory_wrapped_twice(void **state) {
 }
 
 /** A target whose own elements overlap needs a source whose elements overlap in the same way. */
-static void test_one_tensor_over_itself(void **state) {
+static void test_overlap_within_a_tensor_must_match(void **state) {
     (void)state;
     uint64_t bytes = 0;
     wherry_value *whole = build_tensor(build_storage(24, 1), WHERRY_F32, 0, 2, SHAPE(2, 3), NULL);
@@ -138,7 +138,7 @@ static void test_one_tensor_over_itself(void **state) {
 }
 
 /** Tied weights stay tied and are copied once, even if the strides of the two sides differ. */
-static void test_tied_with_other_strides(void **state) {
+static void test_tied_tensors_are_copied_once(void **state) {
     (void)state;
     static const two_views standing = {{0, 0}, {{1, 2}, {1, 2}}, {{2, 3}, {2, 3}}};
     static const two_views padded = {{1, 1}, {{10, 1}, {10, 1}}, {{2, 3}, {2, 3}}};
@@ -148,7 +148,7 @@ static void test_tied_with_other_strides(void **state) {
 }
 
 /** Two dimensions of equal stride overlap. */
-static void test_equal_strides(void **state) {
+static void test_equal_strides_overlap(void **state) {
     (void)state;
     uint64_t bytes;
     wherry_value *whole = build_tensor(build_storage(16, 1), WHERRY_F32, 0, 2, SHAPE(2, 2), NULL);
@@ -164,7 +164,7 @@ static void test_equal_strides(void **state) {
 }
 
 /** Many columns of one matrix, each with its own source. */
-static void test_many_columns(void **state) {
+static void test_accepts_many_columns(void **state) {
     (void)state;
     enum { COLUMNS = 512, ROWS = 4096 };
     wherry_storage *matrix = build_storage(COLUMNS * ROWS, 1);
@@ -229,8 +229,8 @@ static wherry_value *random_pair(const two_views *views, int storages) {
                       build_tensor(other, WHERRY_U8, views->offset[1], 2, views->shape[1], views->strides[1]), NULL);
 }
 
-/** Everything that is accepted has no conflict, and much of what has no conflict is accepted. */
-static void test_random_pairs(void **state) {
+/** Every accepted pair is free of conflicts, and many pairs without conflicts are accepted. */
+static void test_random_pairs_are_judged_right(void **state) {
     (void)state;
     uint64_t dice = 1;
     int sound = 0;
@@ -251,7 +251,7 @@ static void test_random_pairs(void **state) {
         bool conflict = is_in_conflict(&from, from_storages, &to, to_storages);
         bool ok = plan_status(source, target, &bytes) == WHERRY_OK;
         if (ok && conflict) {
-            fail_msg("case %d is accepted though two sources end in one byte", i);
+            fail_msg("case %d is accepted, although two source bytes have the same target", i);
         }
         sound += !conflict;
         accepted += ok;
@@ -261,8 +261,8 @@ static void test_random_pairs(void **state) {
     assert_true(sound > RANDOM_CASES / 10 && accepted > sound / 2);
 }
 
-/** Stretches in some order: ascending runs of any length, or no order. */
-static void test_stretches(void **state) {
+/** Stretches in ascending runs of random length, or unsorted. */
+static void test_finds_overlapping_stretches(void **state) {
     (void)state;
     enum { MOST = 60 };
     uint64_t dice = 99;
@@ -285,7 +285,7 @@ static void test_stretches(void **state) {
         }
         found[apart]++;
         if (wh_stretches_are_disjoint(stretches, count) != apart) {
-            fail_msg("turn %d: %zu stretches are said to be %s", turn, count, apart ? "together" : "apart");
+            fail_msg("turn %d: %zu stretches are wrongly called %s", turn, count, apart ? "overlapping" : "disjoint");
         }
     }
     assert_true(found[false] > 100 && found[true] > 100);
@@ -293,17 +293,17 @@ static void test_stretches(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stretches),
-        cmocka_unit_test(test_tied),
-        cmocka_unit_test(test_partly_shared),
-        cmocka_unit_test(test_transposed),
-        cmocka_unit_test(test_interleaved),
-        cmocka_unit_test(test_memory_wrapped_twice),
-        cmocka_unit_test(test_one_tensor_over_itself),
-        cmocka_unit_test(test_tied_with_other_strides),
-        cmocka_unit_test(test_equal_strides),
-        cmocka_unit_test(test_many_columns),
-        cmocka_unit_test(test_random_pairs),
+        cmocka_unit_test(test_finds_overlapping_stretches),
+        cmocka_unit_test(test_tied_targets_need_tied_sources),
+        cmocka_unit_test(test_partial_overlap_must_match),
+        cmocka_unit_test(test_transposed_views_must_match),
+        cmocka_unit_test(test_accepts_interleaved_columns),
+        cmocka_unit_test(test_finds_memory_that_is_wrapped_twice),
+        cmocka_unit_test(test_overlap_within_a_tensor_must_match),
+        cmocka_unit_test(test_tied_tensors_are_copied_once),
+        cmocka_unit_test(test_equal_strides_overlap),
+        cmocka_unit_test(test_accepts_many_columns),
+        cmocka_unit_test(test_random_pairs_are_judged_right),
     };
     return cmocka_run_group_tests_name("plan_alias", tests, NULL, NULL);
 }

@@ -1,33 +1,12 @@
 /*
- * Plans in place that allocate memory for what the target lacks: the received state, and what is
- * still refused.
+ * Plans in place that allocate memory for leaves that the target lacks: the received state, and
+ * what is still refused.
  */
 #include "support/build.h"
 
 #define SHAPE(...) ((int64_t[]){__VA_ARGS__})
 
 static wherry_error error;
-
-static int append_piece(void *context, const wherry_piece *piece) {
-    char **at = context;
-    for (uint64_t i = 0; i < piece->count; i++) {
-        memcpy(*at, (const char *)wherry_storage_data(piece->storage) + piece->offset + i * piece->stride,
-               piece->length);
-        *at += piece->length;
-    }
-    return 0;
-}
-
-/** Copies the bytes of the only chunk of these small states to their destinations. */
-static void execute(const wherry_value *source, const wherry_plan *plan) {
-    static char bytes[1 << 16];
-    char *at = bytes;
-    wherry_prepared *sent;
-    must(wherry_prepare(source, NULL, &sent, &error));
-    wherry_prepared_visit_chunk(sent, 0, append_piece, &at);
-    must(wherry_plan_place(plan, 0, bytes, (size_t)(at - bytes), &error));
-    wherry_prepared_destroy(sent);
-}
 
 static wherry_value *floats(int64_t rows, int64_t columns, uint8_t seed) {
     return build_tensor(build_storage((uint64_t)(rows * columns) * 4, seed), WHERRY_F32, 0, 2, SHAPE(rows, columns),
@@ -48,7 +27,7 @@ static wherry_value *ferry(const wherry_value *source, const wherry_value *targe
     wherry_plan *plan;
     wherry_value *state;
     must(wherry_plan_create(build_received(source, -1), target, &options, &plan, &error));
-    execute(source, plan);
+    execute_plan(source, plan);
     must(wherry_plan_take_state(plan, &state, &error));
     wherry_plan_destroy(plan);
     return state;
@@ -60,7 +39,7 @@ static void refused(wherry_value *source, wherry_value *target, uint32_t flags, 
     wherry_plan *plan;
     must_fail(WHERRY_MISMATCH, error, wherry_plan_create(prepared, target, &options, &plan, &error));
     if (!strstr(error.message, words)) {
-        fail_msg("'%s' does not say '%s'", error.message, words);
+        fail_msg("the message '%s' lacks '%s'", error.message, words);
     }
     wherry_prepared_destroy(prepared);
     wherry_value_destroy(source);
@@ -71,8 +50,8 @@ static const wherry_storage *storage_of(const wherry_value *dict, const char *na
     return wherry_tensor_get(wherry_dict_get(dict, name))->storage;
 }
 
-/** A model that exists, and an optimizer that has not taken a step. */
-static void test_an_optimizer_that_has_not_stepped(void **state) {
+/** The target has a model, and an optimizer without state because it has not taken a step. */
+static void test_fresh_optimizer_gets_memory(void **state) {
     (void)state;
     wherry_value *moments = build_list(
         build_dict("step", build_int(7), "exp_avg", floats(2, 3, 5), "exp_avg_sq", floats(2, 3, 6), NULL), NULL);
@@ -91,7 +70,7 @@ static void test_an_optimizer_that_has_not_stepped(void **state) {
     assert_string_equal(wherry_plan_extra(plan, 0), "state[0].step");
     assert_string_equal(wherry_plan_extra(plan, 1), "state[0].exp_avg");
     assert_string_equal(wherry_plan_extra(plan, 2), "state[0].exp_avg_sq");
-    execute(source, plan);
+    execute_plan(source, plan);
     must(wherry_plan_take_state(plan, &result, &error));
     wherry_plan_destroy(plan);
     must(wherry_value_compare(source, result, WHERRY_COMPARE_ALL, &error));
@@ -108,7 +87,7 @@ static void test_an_optimizer_that_has_not_stepped(void **state) {
  * Three views of one storage, one of them with a target. The other two share a new storage of the
  * full size.
  */
-static void test_a_storage_that_is_shared_with_a_target(void **state) {
+static void test_views_without_a_target_share_a_new_storage(void **state) {
     (void)state;
     wherry_storage *storage = build_storage(160, 1);
     wherry_value *source = build_dict("a", build_view(storage, WHERRY_F32, 0, 1, SHAPE(10), NULL), "b",
@@ -131,7 +110,7 @@ static void test_a_storage_that_is_shared_with_a_target(void **state) {
  * The local tensor of a DTensor and the shards of a ShardedTensor. The places name the receiving
  * rank and device.
  */
-static void test_parts(void **state) {
+static void test_sharded_tensors_get_memory(void **state) {
     (void)state;
     wherry_mesh *mesh = build_mesh(1, SHAPE(2));
     wherry_placement placement = {.kind = WHERRY_SHARD};
@@ -175,7 +154,7 @@ static void test_parts(void **state) {
     wherry_value_destroy(target);
 }
 
-static void test_empty_containers_lack_everything(void **state) {
+static void test_empty_containers_are_filled(void **state) {
     (void)state;
     wherry_value *containers[] = {build_dict(NULL), build_list(NULL), build_tuple(NULL),
                                   build_object("collections.OrderedDict", build_dict(NULL))};
@@ -193,7 +172,7 @@ static void test_empty_containers_lack_everything(void **state) {
 }
 
 /** A none in the target is a placeholder. */
-static void test_none_lacks_everything(void **state) {
+static void test_none_is_a_placeholder(void **state) {
     (void)state;
     wherry_value *source =
         build_dict("w", floats(1, 2, 1), "d", build_dict("x", floats(2, 2, 9), NULL), "a", floats(1, 3, 5), NULL);
@@ -207,7 +186,7 @@ static void test_none_lacks_everything(void **state) {
     wherry_value_destroy(source);
 }
 
-static void test_what_is_still_refused(void **state) {
+static void test_still_refuses_other_differences(void **state) {
     (void)state;
     uint32_t anew = WHERRY_PLAN_NEW;
     refused(build_dict("w", floats(1, 2, 1), NULL), build_dict("w", build_none(), NULL), 0, "the kinds differ");
@@ -220,7 +199,7 @@ static void test_what_is_still_refused(void **state) {
     refused(build_dict("w", floats(1, 2, 1), "n", floats(1, 1, 1), NULL), build_dict("w", floats(2, 1, 1), NULL), anew,
             "the shapes differ");
     refused(build_dict("n", floats(1, 2, 1), NULL), build_dict("w", floats(1, 2, 1), NULL), anew,
-            "missing in the source (1): 'w'; use partial mode to receive what both have");
+            "missing from the source (1): 'w'; use partial mode to receive what both have");
     assert_null(strstr(error.message, "of the source"));
     refused(build_dict("w", floats(1, 2, 1), NULL), build_dict(NULL), 0,
             "let the receiver allocate new memory for the rest");
@@ -228,8 +207,10 @@ static void test_what_is_still_refused(void **state) {
             WHERRY_PLAN_PARTIAL, "the kinds of containers differ");
 }
 
-/** With both flags: what the source lacks is left alone, and what the target lacks is allocated. */
-static void test_partial_and_new(void **state) {
+/**
+ * With both flags, leaves missing from the source stay, and those missing from the target are new.
+ */
+static void test_partial_and_new_can_be_combined(void **state) {
     (void)state;
     wherry_value *source = build_dict("a", floats(1, 2, 1), "b", floats(1, 2, 2), NULL);
     wherry_value *target = build_dict("a", floats(1, 2, 3), "c", floats(1, 2, 4), NULL);
@@ -261,7 +242,7 @@ static wherry_status allocate(void *context, uint64_t nbytes, wherry_device devi
  * Memory is requested once per needed storage. If the request fails, the decoded state is still
  * valid.
  */
-static void test_allocate(void **state) {
+static void test_allocates_once_per_storage(void **state) {
     (void)state;
     wherry_storage *shared = build_storage(100, 1);
     wherry_value *source = build_dict("a", floats(1, 4, 1), "b", build_view(shared, WHERRY_U8, 10, 1, SHAPE(20), NULL),
@@ -293,7 +274,7 @@ static void test_allocate(void **state) {
 }
 
 /** The flag changes nothing without a target, or if the target lacks nothing. */
-static void test_nothing_to_make(void **state) {
+static void test_flag_changes_nothing_if_nothing_is_missing(void **state) {
     (void)state;
     wherry_value *source = build_dict("a", floats(1, 2, 1), "n", build_int(3), NULL);
     wherry_value *target = build_dict("a", floats(1, 2, 7), "n", build_int(4), NULL);
@@ -309,15 +290,15 @@ static void test_nothing_to_make(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_an_optimizer_that_has_not_stepped),
-        cmocka_unit_test(test_a_storage_that_is_shared_with_a_target),
-        cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_empty_containers_lack_everything),
-        cmocka_unit_test(test_none_lacks_everything),
-        cmocka_unit_test(test_what_is_still_refused),
-        cmocka_unit_test(test_partial_and_new),
-        cmocka_unit_test(test_allocate),
-        cmocka_unit_test(test_nothing_to_make),
+        cmocka_unit_test(test_fresh_optimizer_gets_memory),
+        cmocka_unit_test(test_views_without_a_target_share_a_new_storage),
+        cmocka_unit_test(test_sharded_tensors_get_memory),
+        cmocka_unit_test(test_empty_containers_are_filled),
+        cmocka_unit_test(test_none_is_a_placeholder),
+        cmocka_unit_test(test_still_refuses_other_differences),
+        cmocka_unit_test(test_partial_and_new_can_be_combined),
+        cmocka_unit_test(test_allocates_once_per_storage),
+        cmocka_unit_test(test_flag_changes_nothing_if_nothing_is_missing),
     };
     return cmocka_run_group_tests_name("plan_new", tests, NULL, NULL);
 }

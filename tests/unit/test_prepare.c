@@ -29,7 +29,7 @@ static wherry_prepared_summary summarize(const wherry_value *state, const wherry
     return summary;
 }
 
-static void test_options(void **state) {
+static void test_options_are_used(void **state) {
     (void)state;
     wherry_prepare_options options;
     memset(&options, 0xEE, sizeof(options));
@@ -52,7 +52,7 @@ static void test_options(void **state) {
     wherry_value_destroy(value);
 }
 
-static void test_options_refused(void **state) {
+static void test_refuses_bad_options(void **state) {
     (void)state;
     static const uint32_t sizes[] = {0, 1, 2048, 4095, 4097, 12288, 3 << 20, UINT32_C(1) << 31, UINT32_MAX};
     wherry_value *value = build_int(1);
@@ -77,7 +77,7 @@ static void test_options_refused(void **state) {
  * A struct of an older version is shorter and gets defaults for the rest. A struct of a newer
  * version is refused.
  */
-static void test_struct_size(void **state) {
+static void test_older_options_get_defaults(void **state) {
     (void)state;
     wherry_value *value = build_int(1);
     struct {
@@ -108,7 +108,7 @@ static void test_struct_size(void **state) {
     wherry_value_destroy(value);
 }
 
-static void test_empty_states(void **state) {
+static void test_prepares_empty_states(void **state) {
     (void)state;
     static const int64_t none[] = {0, 5};
     wherry_value *values[] = {build_none(), build_dict(NULL, NULL), build_object("T", build_list(NULL)),
@@ -137,7 +137,7 @@ static void test_empty_states(void **state) {
     wherry_prepared_destroy(NULL);
 }
 
-static void test_unique_storages(void **state) {
+static void test_storages_are_unique(void **state) {
     (void)state;
     static const int64_t shape[] = {16};
     static uint8_t memory[32];
@@ -175,8 +175,8 @@ static void test_unique_storages(void **state) {
     wherry_value_destroy(list);
 }
 
-/** Local tensors of DTensors and ShardedTensors count, and so do tensors within objects. */
-static void test_where_tensors_are(void **state) {
+/** Finds local tensors of DTensors and ShardedTensors, and tensors within objects. */
+static void test_finds_all_tensors(void **state) {
     (void)state;
     static const int64_t shape[] = {4};
     static const int64_t offset[] = {0};
@@ -208,7 +208,7 @@ static void test_where_tensors_are(void **state) {
 }
 
 /** Eight views of one 1 GiB storage cover it once. A slice of 4 KiB covers 4 KiB. */
-static void test_views_of_a_large_storage(void **state) {
+static void test_views_cover_a_storage_once(void **state) {
     (void)state;
     static const int64_t shape[] = {1 << 14, 1 << 14};
     static const int64_t transposed[] = {1, 1 << 14};
@@ -234,7 +234,7 @@ static void test_views_of_a_large_storage(void **state) {
  * A column of a matrix costs at most one page per run beyond its own bytes, and nothing if gaps are
  * forbidden.
  */
-static void test_columns(void **state) {
+static void test_columns_cost_at_most_a_page_per_run(void **state) {
     (void)state;
     static const int64_t columns[] = {1, 16, 256, 1023};
     static const int64_t widths[] = {1024, 1536, 4096};
@@ -266,7 +266,7 @@ static void test_columns(void **state) {
 }
 
 /** Columns of 1024 bytes, 3072 bytes apart: the gap is sent only if max_gap allows it. */
-static void test_max_gap(void **state) {
+static void test_max_gap_limits_gaps_within_a_view(void **state) {
     (void)state;
     static const int64_t shape[] = {100, 256};
     static const int64_t strides[] = {1024, 1};
@@ -289,8 +289,8 @@ static void test_max_gap(void **state) {
     wherry_value_destroy(view);
 }
 
-/** The same between two views: 50 bytes, a gap of 100, 50 bytes. */
-static void test_max_gap_between_views(void **state) {
+/** max_gap also applies between two views: 50 bytes, a gap of 100, 50 bytes. */
+static void test_max_gap_limits_gaps_between_views(void **state) {
     (void)state;
     static const int64_t shape[] = {50};
     static const struct {
@@ -314,7 +314,7 @@ static void test_max_gap_between_views(void **state) {
     wherry_value_destroy(views);
 }
 
-static void test_too_large(void **state) {
+static void test_refuses_too_large_states(void **state) {
     (void)state;
     static const int64_t shape[] = {1};
     wherry_value *list = build_list(build_tensor(build_bare(INT64_MAX), WHERRY_U8, 0, 1, shape, NULL), NULL);
@@ -332,7 +332,7 @@ static void test_too_large(void **state) {
 }
 
 /** A prepared state holds its own references to its storages. */
-static void test_references(void **state) {
+static void test_prepared_state_keeps_its_storages(void **state) {
     (void)state;
     static const int64_t shape[] = {8};
     wherry_value *tensor = build_tensor(build_storage(8, 3), WHERRY_U8, 0, 1, shape, NULL);
@@ -481,7 +481,7 @@ static int note_single(void *context, const wherry_piece *piece) {
     return 0;
 }
 
-/** Checks from all pieces whether each chunk continues the one before. @return how many do. */
+/** Computes from all pieces which chunks continue the previous one. @return how many do. */
 static uint64_t check_continues(const wherry_prepared *prepared, uint64_t chunks) {
     uint64_t found = 0;
     single before = {.count = 0};
@@ -500,8 +500,8 @@ static uint64_t check_continues(const wherry_prepared *prepared, uint64_t chunks
 }
 
 /**
- * Chunks are end to end, within 15 bytes of their size, and their pieces are the bytes of the
- * extents in order.
+ * Chunks are adjacent and within 15 bytes of their size. Their pieces are the bytes of the extents,
+ * in order.
  */
 static void check_chunks(const scene *s, const wherry_prepared *prepared, const sequence *all) {
     wherry_prepared_summary summary;
@@ -552,7 +552,7 @@ static void check_covered(const scene *s, const sequence *all, uint64_t max_gap)
     }
 }
 
-static void test_random_views(void **state) {
+static void test_chunks_of_random_views_are_right(void **state) {
     (void)state;
     static const uint32_t gaps[] = {0, 1, 16, 100, 4095};
     static scene s;
@@ -584,10 +584,10 @@ static void test_random_views(void **state) {
 }
 
 /**
- * By hand: a tensor of four chunks, one with two rows of two chunks each and a gap between, a small
- * one, and the rest of a large one.
+ * A fixed example: a tensor of four chunks, one with two rows of two chunks each and a gap between
+ * them, a small one, and the end of a large one.
  */
-static void test_which_continue(void **state) {
+static void test_continuing_chunks_are_found(void **state) {
     (void)state;
     static const int64_t large[] = {16384};
     static const int64_t rows[] = {2, 8192};
@@ -611,7 +611,7 @@ static void test_which_continue(void **state) {
 }
 
 /** A view whose runs interleave, with gaps that are filled: no byte is in two extents. */
-static void test_interleaved_with_gaps(void **state) {
+static void test_interleaved_views_share_no_byte(void **state) {
     (void)state;
     static const int64_t shape[] = {5, 4, 2};
     static const int64_t strides[] = {3, 8, 5};
@@ -641,7 +641,7 @@ static void test_interleaved_with_gaps(void **state) {
 }
 
 /** Elements of 16 bytes are never cut. */
-static void test_elements_are_whole(void **state) {
+static void test_elements_are_never_split(void **state) {
     (void)state;
     static const int64_t few[] = {7};
     static const int64_t many[] = {1000};
@@ -672,7 +672,7 @@ static int stop_at_once(void *context, const wherry_piece *piece) {
     return 42;
 }
 
-static void test_visit_ends(void **state) {
+static void test_visitor_can_end_the_visit(void **state) {
     (void)state;
     static const int64_t shape[] = {10};
     static const int64_t strides[] = {9};
@@ -691,23 +691,23 @@ static void test_visit_ends(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_options),
-        cmocka_unit_test(test_options_refused),
-        cmocka_unit_test(test_struct_size),
-        cmocka_unit_test(test_empty_states),
-        cmocka_unit_test(test_unique_storages),
-        cmocka_unit_test(test_where_tensors_are),
-        cmocka_unit_test(test_views_of_a_large_storage),
-        cmocka_unit_test(test_columns),
-        cmocka_unit_test(test_max_gap),
-        cmocka_unit_test(test_max_gap_between_views),
-        cmocka_unit_test(test_too_large),
-        cmocka_unit_test(test_references),
-        cmocka_unit_test(test_random_views),
-        cmocka_unit_test(test_which_continue),
-        cmocka_unit_test(test_interleaved_with_gaps),
-        cmocka_unit_test(test_elements_are_whole),
-        cmocka_unit_test(test_visit_ends),
+        cmocka_unit_test(test_options_are_used),
+        cmocka_unit_test(test_refuses_bad_options),
+        cmocka_unit_test(test_older_options_get_defaults),
+        cmocka_unit_test(test_prepares_empty_states),
+        cmocka_unit_test(test_storages_are_unique),
+        cmocka_unit_test(test_finds_all_tensors),
+        cmocka_unit_test(test_views_cover_a_storage_once),
+        cmocka_unit_test(test_columns_cost_at_most_a_page_per_run),
+        cmocka_unit_test(test_max_gap_limits_gaps_within_a_view),
+        cmocka_unit_test(test_max_gap_limits_gaps_between_views),
+        cmocka_unit_test(test_refuses_too_large_states),
+        cmocka_unit_test(test_prepared_state_keeps_its_storages),
+        cmocka_unit_test(test_chunks_of_random_views_are_right),
+        cmocka_unit_test(test_continuing_chunks_are_found),
+        cmocka_unit_test(test_interleaved_views_share_no_byte),
+        cmocka_unit_test(test_elements_are_never_split),
+        cmocka_unit_test(test_visitor_can_end_the_visit),
     };
     return cmocka_run_group_tests_name("prepare", tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /*
  * Random states. Each is encoded, decoded and compared. Then its plan is executed: into new memory,
- * in place, and in place into a target that lacks something. Every element is compared with a loop
- * over indices that knows nothing about extents, chunks or copies.
+ * in place, and in place into a target that lacks some leaves. A simple loop over indices,
+ * independent of extents, chunks and copies, compares every element.
  *
  * WHERRY_PROPERTY_SEED repeats one state. WHERRY_PROPERTY_STATES sets the number of states.
  */
@@ -53,7 +53,7 @@ static void each_tensor(const wherry_value *state, tensor_fn fn, void *context) 
     wherry_flat_destroy(flat);
 }
 
-/** The byte offset of element `number`, counted with the last dimension fastest. */
+/** The byte offset of element `number` in row-major order. */
 static uint64_t element_offset(const wherry_tensor *tensor, uint64_t number) {
     uint64_t at = (uint64_t)tensor->offset;
     for (uint32_t d = tensor->ndim; d-- > 0;) {
@@ -128,11 +128,11 @@ static void check_one_walk(const wherry_prepared *two_walks, const wherry_prepar
     CHECK(wh_manifest_prepare(wherry_prepared_state(two_walks), options, &prepared, &again, &again_size, &error) ==
               WHERRY_OK,
           "one walk: %s", error.message);
-    CHECK(size == again_size && memcmp(bytes, again, size) == 0, "encoded in one walk it is not the same");
+    CHECK(size == again_size && memcmp(bytes, again, size) == 0, "encoding in one walk gives other bytes");
     CHECK(prepared->solid == two_walks->solid && prepared->storage_count == two_walks->storage_count &&
               (!prepared->storage_count || memcmp(prepared->storage_fields, two_walks->storage_fields,
                                                   prepared->storage_count * sizeof(wh_storage_fields)) == 0),
-          "prepared in one walk it is not the same");
+          "preparing in one walk gives another result");
     wherry_prepared_destroy(prepared);
     wherry_free(bytes);
     wherry_free(again);
@@ -161,16 +161,16 @@ static wherry_prepared *round_trip(const wherry_prepared *sent) {
     CHECK(wherry_manifest_encode(sent, &bytes, &size, &error) == WHERRY_OK, "encode: %s", error.message);
     CHECK(wherry_manifest_decode(bytes, size, NULL, &received, &error) == WHERRY_OK, "decode: %s", error.message);
     CHECK(wherry_manifest_encode(received, &again, &again_size, &error) == WHERRY_OK, "encode: %s", error.message);
-    CHECK(size == again_size && memcmp(bytes, again, size) == 0, "encoded again it is not the same");
+    CHECK(size == again_size && memcmp(bytes, again, size) == 0, "encoding the decoded state gives other bytes");
     CHECK(wherry_value_compare(wherry_prepared_state(sent), wherry_prepared_state(received), WHERRY_COMPARE_NO_CONTENT,
                                &error) == WHERRY_OK,
-          "decoded at '%s': %s", error.path, error.message);
+          "the decoded state differs at '%s': %s", error.path, error.message);
     wherry_free(bytes);
     wherry_free(again);
     return received;
 }
 
-/** The bytes of a chunk at the source, end to end. */
+/** The bytes of a chunk at the source, concatenated. */
 typedef struct payload {
     unsigned char bytes[1 << 15];
     uint64_t size;
@@ -190,7 +190,7 @@ static int add_piece(void *context, const wherry_piece *piece) {
 
 /** Checks the properties of a direct chunk. */
 typedef struct direct_check {
-    uint64_t behind;
+    uint64_t end;
     uint64_t copies;
     int direct;
 } direct_check;
@@ -198,28 +198,28 @@ typedef struct direct_check {
 static int check_copy(void *context, const wherry_copy *copy) {
     direct_check *check = context;
     check->copies++;
-    if (check->direct && (copy->count != 1 || copy->chunk_offset < check->behind)) {
+    if (check->direct && (copy->count != 1 || copy->chunk_offset < check->end)) {
         return 1;
     }
-    check->behind = copy->chunk_offset + copy->length;
+    check->end = copy->chunk_offset + copy->length;
     return 0;
 }
 
 static void execute(const wherry_prepared *sent, const wherry_plan *plan) {
     size_t count;
     const wherry_interval *intervals = wherry_plan_intervals(plan, &count);
-    uint64_t behind = 0;
+    uint64_t end = 0;
     wherry_error error;
     for (size_t i = 0; i < count; i++) {
-        CHECK(intervals[i].count > 0 && (i == 0 || intervals[i].first > behind), "intervals touch");
-        behind = intervals[i].first + intervals[i].count;
-        for (uint64_t chunk = intervals[i].first; chunk < behind; chunk++) {
+        CHECK(intervals[i].count > 0 && (i == 0 || intervals[i].first > end), "intervals touch");
+        end = intervals[i].first + intervals[i].count;
+        for (uint64_t chunk = intervals[i].first; chunk < end; chunk++) {
             payload bytes = {.size = 0};
             wherry_prepared_visit_chunk(sent, chunk, add_piece, &bytes);
             CHECK(wherry_plan_place(plan, chunk, bytes.bytes, bytes.size, &error) == WHERRY_OK, "%s", error.message);
             direct_check check = {.direct = wherry_plan_chunk_is_direct(plan, chunk)};
             CHECK(wherry_plan_visit_chunk(plan, chunk, check_copy, &check) == 0, "chunk is not direct");
-            CHECK(check.copies > 0, "a chunk is asked for and not needed");
+            CHECK(check.copies > 0, "a chunk is requested but not needed");
         }
     }
 }
@@ -357,11 +357,11 @@ static void check_new_storages(const wherry_value *source, const wherry_value *s
             continue;
         }
         CHECK(wherry_storage_nbytes(own) == wherry_storage_nbytes(from->tensors[i]->storage),
-              "a storage grew or shrank");
+              "a storage changed its size");
         for (size_t j = 0; j < i; j++) {
             bool shared = from->tensors[i]->storage == from->tensors[j]->storage;
             CHECK(covers(targets, to->tensors[j]->storage) || shared == (own == to->tensors[j]->storage),
-                  "tensors %zu and %zu share a storage on one side alone", j, i);
+                  "tensors %zu and %zu share a storage on one side only", j, i);
         }
     }
     for (size_t s = 0; s < covered->count; s++) {
@@ -398,7 +398,7 @@ static void check_partly_new(wh_random *random, const wherry_value *source, cons
     wherry_value *whole = wh_random_target(random, source, alike);
     wherry_value *target = wh_random_thinned(random, whole);
     coverage *covered = calloc(1, sizeof(*covered));
-    /* what was removed from the target still exists and must not be written */
+    /* leaves that were removed from the target still exist and must not be written */
     each_tensor(whole, cover_tensor, covered);
     for (size_t s = 0; s < covered->count; s++) {
         memset(covered->marks[s], 0, wherry_storage_nbytes(covered->storages[s]));
@@ -413,7 +413,7 @@ static void check_partly_new(wh_random *random, const wherry_value *source, cons
     wherry_plan_options_init(&options);
     options.flags = WHERRY_PLAN_NEW;
     options.allocate = allocate_canary;
-    CHECK(wherry_plan_create(received, target, &options, &plan, &error) == WHERRY_OK, "plan partly anew: %s",
+    CHECK(wherry_plan_create(received, target, &options, &plan, &error) == WHERRY_OK, "plan with new leaves: %s",
           error.message);
     wherry_plan_summarize(plan, &summary);
     execute(sent, plan);
@@ -474,7 +474,7 @@ static void check_state(uint64_t seed) {
     wherry_value_destroy(source);
 }
 
-static void test_random_states(void **state) {
+static void test_random_states_arrive(void **state) {
     (void)state;
     const char *seed = getenv("WHERRY_PROPERTY_SEED");
     const char *wanted = getenv("WHERRY_PROPERTY_STATES");
@@ -486,6 +486,6 @@ static void test_random_states(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_states)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_states_arrive)};
     return cmocka_run_group_tests_name("property", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /*
- * Chunk sets, compared with a plain array: places, adding, and handing out chunks to several
+ * Chunk sets, compared with a plain array: positions, adding, and handing out chunks to several
  * threads.
  */
 #include "support/build.h"
@@ -12,7 +12,7 @@
 
 enum { THREADS = 4, CHUNKS = 20000 };
 
-static void test_an_empty_set(void **state) {
+static void test_empty_set_has_no_chunks(void **state) {
     (void)state;
     wh_chunk_set set = {0};
     uint64_t chunk;
@@ -25,11 +25,8 @@ static void test_an_empty_set(void **state) {
     wh_chunk_set_destroy(&set); /* the set is empty after the first call */
 }
 
-/**
- * Random intervals: a place gives its chunk, the chunk gives its place, and no other chunk is
- * found.
- */
-static void test_places(void **state) {
+/** Random intervals: position to chunk, chunk to position. No other chunk is found. */
+static void test_positions_and_chunks_match(void **state) {
     (void)state;
     uint64_t seed = 4;
     for (int round = 0; round < 50; round++) {
@@ -61,7 +58,7 @@ static void test_places(void **state) {
     }
 }
 
-static void test_large_numbers(void **state) {
+static void test_large_chunk_numbers_work(void **state) {
     (void)state;
     static const wherry_interval intervals[] = {{0, UINT64_C(1) << 40}, {UINT64_C(1) << 62, 5}, {UINT64_MAX - 1, 1}};
     wh_chunk_set set = {0};
@@ -74,7 +71,7 @@ static void test_large_numbers(void **state) {
 }
 
 /** Adds intervals, overlapping or not, and compares the set with an array of flags. */
-static void test_adding(void **state) {
+static void test_added_intervals_are_merged(void **state) {
     (void)state;
     enum { MANY = 400 };
     uint64_t seed = 9;
@@ -124,7 +121,7 @@ static void *take_all(void *context) {
 }
 
 /** Each chunk goes to exactly one thread, and each thread gets its chunks in ascending order. */
-static void test_handing_out(void **state) {
+static void test_each_chunk_is_handed_out_once(void **state) {
     (void)state;
     static wherry_interval odd[CHUNKS];
     pthread_t threads[THREADS];
@@ -146,7 +143,7 @@ static void test_handing_out(void **state) {
     wh_chunk_set_destroy(&shared);
 }
 
-static void test_no_memory(void **state) {
+static void test_reports_failed_allocations(void **state) {
     (void)state;
     for (uint64_t fail = 1; fail <= 2; fail++) {
         counting count;
@@ -163,8 +160,9 @@ static void test_no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_an_empty_set),  cmocka_unit_test(test_places),      cmocka_unit_test(test_adding),
-        cmocka_unit_test(test_large_numbers), cmocka_unit_test(test_handing_out), cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_empty_set_has_no_chunks),       cmocka_unit_test(test_positions_and_chunks_match),
+        cmocka_unit_test(test_added_intervals_are_merged),    cmocka_unit_test(test_large_chunk_numbers_work),
+        cmocka_unit_test(test_each_chunk_is_handed_out_once), cmocka_unit_test(test_reports_failed_allocations),
     };
     return cmocka_run_group_tests_name("range_chunkset", tests, NULL, NULL);
 }

@@ -35,7 +35,7 @@ static void check_window(uint64_t seed, const wh_copy *copy, pairs expected, uin
     pairs visited = {0, 0};
     assert_int_equal(wh_copy_visit(copy, begin, end, pairs_visit, &visited), 0);
     if (visited.count != expected.count || visited.sum != expected.sum) {
-        fail_msg("seed %llu: [%llu, %llu) copies %llu bytes instead of %llu, or others", (unsigned long long)seed,
+        fail_msg("seed %llu: [%llu, %llu) copies %llu bytes instead of %llu, or wrong bytes", (unsigned long long)seed,
                  (unsigned long long)begin, (unsigned long long)end, (unsigned long long)visited.count,
                  (unsigned long long)expected.count);
     }
@@ -55,7 +55,7 @@ static void check_figures(uint64_t seed, const wh_copy *copy, const random_view 
     }
 }
 
-static void test_views(void **state) {
+static void test_copies_of_random_views_are_right(void **state) {
     (void)state;
     int merged = 0;
     for (uint64_t seed = 1; seed <= CASES; seed++) {
@@ -120,7 +120,7 @@ static void test_bytes_arrive(void **state) {
             }
         }
         if (memcmp(m.target, m.expected, sizeof(m.target)) != 0) {
-            fail_msg("seed %llu: other bytes", (unsigned long long)seed);
+            fail_msg("seed %llu: wrong bytes", (unsigned long long)seed);
         }
     }
 }
@@ -135,7 +135,7 @@ static void random_copy(dice *d, wh_copy_work *work) {
     }
 }
 
-static void test_levels_in_any_order(void **state) {
+static void test_order_of_levels_does_not_matter(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= CASES; seed++) {
         dice d = {seed};
@@ -156,7 +156,7 @@ static void test_levels_in_any_order(void **state) {
         copy = wh_copy_borrow(&work);
         pairs after = pairs_of_copy(&copy, 0, UINT64_MAX);
         if (after.count != all.count || after.sum != all.sum || work.level_count > before) {
-            fail_msg("seed %llu: simplified it is another copy", (unsigned long long)seed);
+            fail_msg("seed %llu: simplifying changed the copy", (unsigned long long)seed);
         }
     }
 }
@@ -180,6 +180,12 @@ static void test_contiguous_is_one_run(void **state) {
     assert_int_equal(work.length, 360 * 4);
 }
 
+static void expect_one_level(const wh_copy_work *work, uint64_t length, wh_copy_level level) {
+    assert_int_equal(work->level_count, 1);
+    assert_int_equal(work->length, length);
+    assert_memory_equal(work->levels, &level, sizeof(level));
+}
+
 static void test_rows_are_joined(void **state) {
     (void)state;
     const int64_t shape[] = {3, 4, 5, 6};
@@ -187,27 +193,21 @@ static void test_rows_are_joined(void **state) {
     const int64_t wide[] = {160, 40, 8, 1};
     wh_copy_work work;
     assert_true(wh_copy_between_views(&(wh_view){0, 4, 4, shape, strides}, &(wh_view){0, 4, 4, shape, wide}, &work));
-    assert_int_equal(work.level_count, 1);
-    assert_int_equal(work.length, 24);
-    const wh_copy_level expected = {60, 24, 32};
-    assert_memory_equal(work.levels, &expected, sizeof(expected));
+    expect_one_level(&work, 24, (wh_copy_level){60, 24, 32});
 }
 
 /* A dimension that is expanded on both sides would copy the same bytes to the same place again. */
-static void test_expanded_on_both_sides(void **state) {
+static void test_dimension_expanded_on_both_sides_is_copied_once(void **state) {
     (void)state;
     const int64_t shape[] = {3, INT64_C(1) << 40};
     const int64_t strides[] = {7, 0};
     wh_copy_work work;
     const wh_view view = {0, 4, 2, shape, strides};
     assert_true(wh_copy_between_views(&view, &view, &work));
-    assert_int_equal(work.level_count, 1);
-    assert_int_equal(work.length, 4);
-    const wh_copy_level expected = {3, 28, 28};
-    assert_memory_equal(work.levels, &expected, sizeof(expected));
+    expect_one_level(&work, 4, (wh_copy_level){3, 28, 28});
 }
 
-static void test_extent_onto_itself(void **state) {
+static void test_extent_is_copied_onto_itself(void **state) {
     (void)state;
     const wherry_level levels[] = {{3, 100}, {4, 10}};
     const wherry_extent extent = {7, 3, levels, 2};
@@ -250,14 +250,15 @@ static void test_visitor_ends_the_visit(void **state) {
             stopping some = {0, (int)between(&d, 1, all.calls)};
             int result = wh_copy_visit(&copy, begin, end, stop, &some);
             if (result != -7 || some.calls != some.stop_at) {
-                fail_msg("seed %llu: %d after %d of %d calls", (unsigned long long)seed, result, some.calls, all.calls);
+                fail_msg("seed %llu: got %d after %d of %d calls", (unsigned long long)seed, result, some.calls,
+                         all.calls);
             }
         }
     }
 }
 
 /* A window of a huge copy is found without walking to it. */
-static void test_window_of_a_huge_copy(void **state) {
+static void test_window_of_a_huge_copy_is_found_at_once(void **state) {
     (void)state;
     const wh_copy_level levels[] = {{UINT64_C(1) << 30, UINT64_C(1) << 30, 8}, {UINT64_C(1) << 20, 1 << 9, 1}};
     const wh_copy copy = {5, 9, 8, levels, 2};
@@ -353,12 +354,12 @@ static void check_case(uint64_t seed, uint32_t ndim) {
         made = pairs_of_copy(&copy, 0, UINT64_MAX);
     }
     if (copies != some || some != (expected.count > 0) || made.count != expected.count || made.sum != expected.sum) {
-        fail_msg("seed %llu: %llu bytes instead of %llu, or others", (unsigned long long)seed,
+        fail_msg("seed %llu: %llu bytes instead of %llu, or wrong bytes", (unsigned long long)seed,
                  (unsigned long long)made.count, (unsigned long long)expected.count);
     }
 }
 
-static void test_random_boxes(void **state) {
+static void test_copies_of_random_boxes_are_right(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= BOX_CASES; seed++) {
         check_case(seed, 1 + (uint32_t)(seed % 3));
@@ -369,7 +370,7 @@ static void test_random_boxes(void **state) {
     }
 }
 
-static void test_scalars(void **state) {
+static void test_copies_scalars(void **state) {
     (void)state;
     wh_box box = {.ndim = 0};
     wh_box common;
@@ -398,7 +399,7 @@ static void test_same_rows_are_one_run(void **state) {
     assert_int_equal(work.length, 2400);
 }
 
-static void test_equal(void **state) {
+static void test_equal_compares_boxes(void **state) {
     (void)state;
     const wh_box box = {2, {1, 2, 9}, {3, 4, 9}};
     wh_box other = {2, {1, 2, 7}, {3, 4, 7}};
@@ -413,7 +414,7 @@ static void test_equal(void **state) {
     assert_false(wh_box_equal(&box, &other));
 }
 
-static void test_within(void **state) {
+static void test_within_checks_the_bounds(void **state) {
     (void)state;
     const int64_t shape[] = {5, 7};
     static const struct {
@@ -443,20 +444,20 @@ static void test_within(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_views),
+        cmocka_unit_test(test_copies_of_random_views_are_right),
         cmocka_unit_test(test_bytes_arrive),
-        cmocka_unit_test(test_levels_in_any_order),
+        cmocka_unit_test(test_order_of_levels_does_not_matter),
         cmocka_unit_test(test_contiguous_is_one_run),
         cmocka_unit_test(test_rows_are_joined),
-        cmocka_unit_test(test_expanded_on_both_sides),
-        cmocka_unit_test(test_extent_onto_itself),
+        cmocka_unit_test(test_dimension_expanded_on_both_sides_is_copied_once),
+        cmocka_unit_test(test_extent_is_copied_onto_itself),
         cmocka_unit_test(test_visitor_ends_the_visit),
-        cmocka_unit_test(test_window_of_a_huge_copy),
-        cmocka_unit_test(test_random_boxes),
-        cmocka_unit_test(test_scalars),
+        cmocka_unit_test(test_window_of_a_huge_copy_is_found_at_once),
+        cmocka_unit_test(test_copies_of_random_boxes_are_right),
+        cmocka_unit_test(test_copies_scalars),
         cmocka_unit_test(test_same_rows_are_one_run),
-        cmocka_unit_test(test_equal),
-        cmocka_unit_test(test_within),
+        cmocka_unit_test(test_equal_compares_boxes),
+        cmocka_unit_test(test_within_checks_the_bounds),
     };
     return cmocka_run_group_tests_name("range_copy", tests, NULL, NULL);
 }

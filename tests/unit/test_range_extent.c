@@ -1,6 +1,6 @@
 /*
- * Extents, compared with a loop over bytes: coverage of views, normal form, splitting offsets,
- * touching, crossing.
+ * Extents, compared with a loop over bytes: which bytes a view covers, normal form, splitting
+ * offsets, touching and crossing.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,7 +44,7 @@ static void check_cover(uint64_t seed, const wh_extent *extent, uint32_t outer, 
     }
     for (uint64_t at = 0; at < STORAGE; at++) {
         if ((wanted[at] && !marks[at]) || (max_gap == 0 && marks[at] && !wanted[at]) || (!outer && marks[at] > 1)) {
-            fail_msg("seed %llu: byte %llu is wanted %u times and covered %u times", (unsigned long long)seed,
+            fail_msg("seed %llu: byte %llu is in %u views, but covered %u times", (unsigned long long)seed,
                      (unsigned long long)at, wanted[at], marks[at]);
         }
     }
@@ -55,29 +55,29 @@ static void check_figures(uint64_t seed, const wherry_extent *extent) {
     extent_mark(extent, marks);
     uint64_t bytes = 0;
     uint64_t first = UINT64_MAX;
-    uint64_t behind = 0;
+    uint64_t end = 0;
     for (uint64_t at = 0; at < STORAGE; at++) {
         if (marks[at]) {
             bytes++;
             first = first == UINT64_MAX ? at : first;
-            behind = at + 1;
+            end = at + 1;
         }
     }
     uint64_t runs = wh_extent_runs(extent);
-    if (first != extent->offset || behind - first != wh_extent_span(extent) || bytes != wh_extent_bytes(extent) ||
+    if (first != extent->offset || end - first != wh_extent_span(extent) || bytes != wh_extent_bytes(extent) ||
         runs != slow_runs(extent)) {
         fail_msg("seed %llu: span, bytes or runs are wrong", (unsigned long long)seed);
     }
     for (uint64_t run = 0; run < runs; run++) {
         uint64_t at = wh_extent_run(extent, run);
         if (at != slow_run(extent, run) || (run && at < wh_extent_run(extent, run - 1) + extent->length)) {
-            fail_msg("seed %llu: run %llu begins elsewhere or out of order", (unsigned long long)seed,
+            fail_msg("seed %llu: run %llu has a wrong start or order", (unsigned long long)seed,
                      (unsigned long long)run);
         }
     }
 }
 
-static void test_views(void **state) {
+static void test_extents_cover_random_views(void **state) {
     (void)state;
     int interleaved = 0;
     int strided = 0;
@@ -107,7 +107,7 @@ static void test_views(void **state) {
     assert_true(strided > CASES / 10);
 }
 
-static void test_levels_of_a_view_are_sorted_and_count(void **state) {
+static void test_levels_are_sorted_and_counted(void **state) {
     (void)state;
     const int64_t shape[] = {3, 1, 4, 5, 2};
     const int64_t strides[] = {2, 100, 0, 50, 7};
@@ -120,7 +120,7 @@ static void test_levels_of_a_view_are_sorted_and_count(void **state) {
     assert_memory_equal(extent.levels, expected, sizeof(expected));
 }
 
-static void test_scalar_and_nothing(void **state) {
+static void test_scalars_and_empty_views_work(void **state) {
     (void)state;
     wh_extent extent;
     assert_true(wh_extent_of_view(&(wh_view){8, 8, 0, NULL, NULL}, &extent));
@@ -135,7 +135,7 @@ static void test_scalar_and_nothing(void **state) {
 }
 
 /* A gap of exactly max_gap is merged. */
-static void test_border_of_the_gap(void **state) {
+static void test_gap_of_max_gap_is_merged(void **state) {
     (void)state;
     const int64_t shape[] = {10, 4};
     const int64_t strides[] = {100, 1};
@@ -151,7 +151,7 @@ static void test_border_of_the_gap(void **state) {
     assert_int_equal(extent.length, 904);
 }
 
-static void test_maximum_of_dimensions(void **state) {
+static void test_most_dimensions_work(void **state) {
     (void)state;
     int64_t shape[WHERRY_NDIM_MAX];
     int64_t strides[WHERRY_NDIM_MAX];
@@ -176,7 +176,7 @@ static void test_maximum_of_dimensions(void **state) {
     assert_true(extent.length == (UINT64_C(1) << 40) * 25);
 }
 
-static void test_split(void **state) {
+static void test_splits_offsets(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= CASES / 4; seed++) {
         dice d = {seed};
@@ -202,7 +202,7 @@ static void test_split(void **state) {
     }
 }
 
-static void test_touches(void **state) {
+static void test_finds_extents_that_touch(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= CASES / 2; seed++) {
         dice d = {seed};
@@ -226,7 +226,7 @@ static void test_touches(void **state) {
     }
 }
 
-static void test_cross(void **state) {
+static void test_finds_extents_that_cross(void **state) {
     (void)state;
     int crossing = 0;
     for (uint64_t seed = 1; seed <= CASES; seed++) {
@@ -251,14 +251,14 @@ static void test_cross(void **state) {
         bool hasty = wh_extents_cross(&a, &b, &left);
         if (one != expected || other != expected || (hasty && !expected) || left < 0 || left > little ||
             (left > 0 && hasty != expected)) {
-            fail_msg("seed %llu: crossing is %d", (unsigned long long)seed, expected);
+            fail_msg("seed %llu: wrong result of crossing: %d", (unsigned long long)seed, expected);
         }
         crossing += expected;
     }
     assert_in_range(crossing, CASES / 20, CASES - CASES / 20);
 }
 
-static void test_cross_gives_up(void **state) {
+static void test_cross_gives_up_after_its_budget(void **state) {
     (void)state;
     const wherry_level even = {UINT64_C(1) << 40, 4};
     const wherry_level odd = {UINT64_C(1) << 40, 6};
@@ -272,8 +272,8 @@ static void test_cross_gives_up(void **state) {
     assert_true(wh_extents_cross(&a, &a, &work));
 }
 
-/** Two columns of one matrix are told apart without walking down the rows. */
-static void test_columns_are_apart_at_once(void **state) {
+/** Two columns of one matrix are found to be disjoint without visiting the rows. */
+static void test_disjoint_columns_are_found_at_once(void **state) {
     (void)state;
     const wherry_level rows[] = {{UINT64_C(1) << 20, 102400}, {1024, 100}};
     wherry_extent a = {7, 10, rows, 2};
@@ -287,8 +287,8 @@ static void test_columns_are_apart_at_once(void **state) {
     assert_true(wh_extents_cross(&a, &b, &work));
 }
 
-/* The extent with fewer runs is the one that is walked. */
-static void test_cross_walks_the_shorter(void **state) {
+/* The search visits the runs of the extent that has fewer. */
+static void test_cross_visits_the_extent_with_fewer_runs(void **state) {
     (void)state;
     const wherry_level odd = {UINT64_C(1) << 40, 4};
     const wherry_extent many = {0, 1, &odd, 1};
@@ -303,17 +303,17 @@ static void test_cross_walks_the_shorter(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_views),
-        cmocka_unit_test(test_levels_of_a_view_are_sorted_and_count),
-        cmocka_unit_test(test_scalar_and_nothing),
-        cmocka_unit_test(test_border_of_the_gap),
-        cmocka_unit_test(test_maximum_of_dimensions),
-        cmocka_unit_test(test_split),
-        cmocka_unit_test(test_touches),
-        cmocka_unit_test(test_cross),
-        cmocka_unit_test(test_cross_gives_up),
-        cmocka_unit_test(test_columns_are_apart_at_once),
-        cmocka_unit_test(test_cross_walks_the_shorter),
+        cmocka_unit_test(test_extents_cover_random_views),
+        cmocka_unit_test(test_levels_are_sorted_and_counted),
+        cmocka_unit_test(test_scalars_and_empty_views_work),
+        cmocka_unit_test(test_gap_of_max_gap_is_merged),
+        cmocka_unit_test(test_most_dimensions_work),
+        cmocka_unit_test(test_splits_offsets),
+        cmocka_unit_test(test_finds_extents_that_touch),
+        cmocka_unit_test(test_finds_extents_that_cross),
+        cmocka_unit_test(test_cross_gives_up_after_its_budget),
+        cmocka_unit_test(test_disjoint_columns_are_found_at_once),
+        cmocka_unit_test(test_cross_visits_the_extent_with_fewer_runs),
     };
     return cmocka_run_group_tests_name("range_extent", tests, NULL, NULL);
 }

@@ -37,7 +37,7 @@ static void check_region(uint64_t seed, const wh_region *region, const uint32_t 
     }
     for (uint64_t at = 0; at < STORAGE; at++) {
         if ((wanted[at] && !marks[at]) || (max_gap == 0 && marks[at] && !wanted[at]) || marks[at] > 1) {
-            fail_msg("seed %llu: byte %llu is wanted %u times and covered %u times, max_gap %llu",
+            fail_msg("seed %llu: byte %llu is in %u views, but covered %u times, max_gap %llu",
                      (unsigned long long)seed, (unsigned long long)at, wanted[at], marks[at],
                      (unsigned long long)max_gap);
         }
@@ -76,7 +76,7 @@ static void test_union_is_exact_without_gaps(void **state) {
     }
 }
 
-static void test_union_with_gaps(void **state) {
+static void test_union_has_no_large_gaps(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= CASES; seed++) {
         check_random_union(seed, 30);
@@ -90,8 +90,8 @@ static void add(wh_region *region, uint64_t offset, uint64_t max_gap, int64_t ro
     assert_true(wh_region_add_view(region, &(wh_view){offset, 4, 2, shape, strides}, max_gap));
 }
 
-/* 2^28 floats: eight views cover them, and they are in the region once. */
-static void test_views_of_one_storage(void **state) {
+/* Eight views cover 2^28 floats, and the region contains each byte once. */
+static void test_views_of_one_storage_count_once(void **state) {
     (void)state;
     const uint64_t gib = UINT64_C(1) << 30;
     for (uint64_t max_gap = 0; max_gap <= 4095; max_gap += 4095) {
@@ -112,7 +112,7 @@ static void test_views_of_one_storage(void **state) {
     }
 }
 
-static void test_small_slice(void **state) {
+static void test_small_slice_stays_small(void **state) {
     (void)state;
     wh_region region = {0};
     add(&region, UINT64_C(1) << 29, 4095, 1, 1024, 0, 1);
@@ -123,7 +123,7 @@ static void test_small_slice(void **state) {
     wh_region_destroy(&region);
 }
 
-static void test_columns_want_their_elements(void **state) {
+static void test_columns_keep_only_their_elements(void **state) {
     (void)state;
     static const int64_t widths[] = {16384, 2048, 1089, 1088, 1024, 256, 65};
     for (size_t i = 0; i < sizeof(widths) / sizeof(*widths); i++) {
@@ -144,7 +144,7 @@ static void test_columns_want_their_elements(void **state) {
     }
 }
 
-static void test_columns_side_by_side(void **state) {
+static void test_adjacent_columns_merge(void **state) {
     (void)state;
     wh_region region = {0};
     add(&region, 256, 0, 1000, 64, 4096, 1);
@@ -159,7 +159,7 @@ static void test_columns_side_by_side(void **state) {
     wh_region_destroy(&region);
 }
 
-static void test_columns_that_fill_the_rows(void **state) {
+static void test_columns_that_fill_the_rows_become_one_run(void **state) {
     (void)state;
     wh_region region = {0};
     for (uint64_t block = 8; block-- > 0;) {
@@ -196,8 +196,8 @@ static void test_contained_columns_are_dropped(void **state) {
     wh_region_destroy(&region);
 }
 
-/* Columns whose last byte is within a contiguous extent, just behind it, or farther away. */
-static void test_columns_at_the_end_of_a_run(void **state) {
+/* Columns whose last byte is within a contiguous extent, directly after it, or farther away. */
+static void test_columns_at_the_end_of_a_run_are_not_lost(void **state) {
     (void)state;
     const int64_t row = 100;
     const int64_t rows = 12;
@@ -212,7 +212,7 @@ static void test_columns_at_the_end_of_a_run(void **state) {
     }
 }
 
-static void test_nothing(void **state) {
+static void test_empty_views_give_nothing(void **state) {
     (void)state;
     wh_region region = {0};
     assert_true(wh_region_finish(&region, 0));
@@ -224,10 +224,10 @@ static void test_nothing(void **state) {
 }
 
 /*
- * Rows and columns that cross in too many runs to expand: common bytes stay in both, and no byte is
+ * Rows and columns that cross in too many runs to expand. Common bytes stay in both, and no byte is
  * lost.
  */
-static void test_crossing_too_often_to_write_out(void **state) {
+static void test_too_many_crossings_lose_no_byte(void **state) {
     (void)state;
     wh_region region = {0};
     add(&region, 0, 0, 100000, 1, 1000, 1);
@@ -244,7 +244,7 @@ static void test_crossing_too_often_to_write_out(void **state) {
 }
 
 /* Expanded runs merge over a gap, and the bytes in that gap may be part of another extent. */
-static void test_gaps_that_hold_other_columns(void **state) {
+static void test_gaps_may_contain_other_columns(void **state) {
     (void)state;
     const int64_t three = 3;
     const int64_t steps[] = {3, 1, 40};
@@ -273,7 +273,7 @@ static bool build_crossing(wh_region *region) {
     return wh_region_finish(region, 0);
 }
 
-static void test_no_memory(void **state) {
+static void test_reports_failed_allocations(void **state) {
     (void)state;
     counting count;
     bool built = false;
@@ -293,8 +293,8 @@ static void test_no_memory(void **state) {
 }
 
 /*
- * Views that cross in too many runs to expand never give more bytes than the range from the first
- * to the last.
+ * Views that cross in too many runs to expand never give more bytes than the range from their first
+ * byte to their last.
  */
 static void test_never_more_than_the_storage(void **state) {
     (void)state;
@@ -316,19 +316,19 @@ static void test_never_more_than_the_storage(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_union_is_exact_without_gaps),
-        cmocka_unit_test(test_union_with_gaps),
-        cmocka_unit_test(test_views_of_one_storage),
-        cmocka_unit_test(test_small_slice),
-        cmocka_unit_test(test_columns_want_their_elements),
-        cmocka_unit_test(test_columns_side_by_side),
-        cmocka_unit_test(test_columns_that_fill_the_rows),
+        cmocka_unit_test(test_union_has_no_large_gaps),
+        cmocka_unit_test(test_views_of_one_storage_count_once),
+        cmocka_unit_test(test_small_slice_stays_small),
+        cmocka_unit_test(test_columns_keep_only_their_elements),
+        cmocka_unit_test(test_adjacent_columns_merge),
+        cmocka_unit_test(test_columns_that_fill_the_rows_become_one_run),
         cmocka_unit_test(test_equal_views_count_once),
         cmocka_unit_test(test_contained_columns_are_dropped),
-        cmocka_unit_test(test_columns_at_the_end_of_a_run),
-        cmocka_unit_test(test_nothing),
-        cmocka_unit_test(test_crossing_too_often_to_write_out),
-        cmocka_unit_test(test_gaps_that_hold_other_columns),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_columns_at_the_end_of_a_run_are_not_lost),
+        cmocka_unit_test(test_empty_views_give_nothing),
+        cmocka_unit_test(test_too_many_crossings_lose_no_byte),
+        cmocka_unit_test(test_gaps_may_contain_other_columns),
+        cmocka_unit_test(test_reports_failed_allocations),
         cmocka_unit_test(test_never_more_than_the_storage),
     };
     return cmocka_run_group_tests_name("range_region", tests, NULL, NULL);

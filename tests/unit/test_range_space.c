@@ -61,7 +61,7 @@ static void check_chunks(uint64_t seed, const random_space *s) {
     assert_int_equal(wh_space_chunk_begin(&s->space, UINT64_MAX / 32 + 2), s->bytes);
 }
 
-static void test_chunks(void **state) {
+static void test_chunk_borders_are_right(void **state) {
     (void)state;
     static random_space s;
     int moved = 0;
@@ -79,7 +79,7 @@ static void test_chunks(void **state) {
  * No chunk cuts an element: none of 16 bytes in an aligned run, and none at the alignment of the
  * run.
  */
-static void test_chunks_move_back(void **state) {
+static void test_chunks_never_split_elements(void **state) {
     (void)state;
     static const struct {
         uint64_t offset;
@@ -134,19 +134,19 @@ static void check_visit(uint64_t seed, dice *d, const random_space *s, uint64_t 
     walk all = {s, begin, end, 0, 0};
     int result = wh_space_visit(&s->space, begin, end, step, &all);
     if (result != 0 || all.position != end) {
-        fail_msg("seed %llu: [%llu, %llu) is wrong at %llu", (unsigned long long)seed, (unsigned long long)begin,
-                 (unsigned long long)end, (unsigned long long)all.position);
+        fail_msg("seed %llu: visiting [%llu, %llu) gives a wrong byte at %llu", (unsigned long long)seed,
+                 (unsigned long long)begin, (unsigned long long)end, (unsigned long long)all.position);
     }
     if (all.pieces) {
         walk some = {s, begin, end, 0, (int)between(d, 1, all.pieces)};
         result = wh_space_visit(&s->space, begin, end, step, &some);
         if (result != 9 || some.pieces != some.stop_at) {
-            fail_msg("seed %llu: a visit that was ended goes on", (unsigned long long)seed);
+            fail_msg("seed %llu: a visit continues after the visitor ended it", (unsigned long long)seed);
         }
     }
 }
 
-static void test_visits(void **state) {
+static void test_visits_have_all_bytes_in_order(void **state) {
     (void)state;
     static random_space s;
     for (uint64_t seed = 1; seed <= CASES; seed++) {
@@ -168,10 +168,10 @@ static void test_visits(void **state) {
 }
 
 /*
- * Whole runs of the innermost level are one piece, so a chunk of columns does not need one call per
- * row.
+ * Complete runs of the innermost level form one piece, so that a chunk of columns does not need one
+ * call per row.
  */
-static void test_runs_come_together(void **state) {
+static void test_complete_runs_are_one_piece(void **state) {
     (void)state;
     static random_space s;
     wherry_level *levels = wh_alloc_array(2, sizeof(*levels));
@@ -191,7 +191,7 @@ static void test_runs_come_together(void **state) {
     wh_space_destroy(&s.space);
 }
 
-static void test_extents_of_a_storage(void **state) {
+static void test_lists_the_extents_of_a_storage(void **state) {
     (void)state;
     wh_space space = {.chunk_bytes = 4096};
     const size_t counts[] = {0, 3, 0, 0, 2, 0};
@@ -215,7 +215,7 @@ static void test_extents_of_a_storage(void **state) {
     assert_int_equal(space.bytes, 0);
 }
 
-static void test_reserve(void **state) {
+static void test_reserve_prevents_growth(void **state) {
     (void)state;
     counting count;
     counting_begin(&count);
@@ -236,7 +236,7 @@ static void test_reserve(void **state) {
     wherry_allocator_set(NULL);
 }
 
-static void test_no_memory(void **state) {
+static void test_reports_failed_allocations(void **state) {
     (void)state;
     counting count;
     bool made = false;
@@ -259,7 +259,7 @@ static void test_no_memory(void **state) {
     assert_true(count.calls >= 9);
 }
 
-/** The positions of a divided space, in the order of its chunks. */
+/** The positions of a space in two parts, in the order of its chunks. */
 typedef struct parted {
     const place *expected;
     const bool *second;
@@ -280,10 +280,10 @@ static int compare_piece(void *context, const wh_piece *piece) {
 }
 
 /**
- * The two parts behave like two spaces: no chunk has bytes of both, and each part is cut from its
- * own beginning.
+ * The two parts behave like two spaces. No chunk has bytes of both, and the chunks of each part are
+ * counted from its start.
  */
-static void test_divided(void **state) {
+static void test_two_parts_share_no_chunk(void **state) {
     (void)state;
     static random_space s;
     static place expected[SPACE_BYTES_MAX];
@@ -327,7 +327,7 @@ static void test_divided(void **state) {
     assert_true(mixed > CASES / 4);
 }
 
-/* From bytes of a storage to positions of the space, compared with a list of all positions. */
+/* Locating bytes of a storage in the space, compared with a list of all positions. */
 
 enum { LOCATE_CASES = 2000, PLENTY = 1 << 24 };
 
@@ -348,16 +348,11 @@ static bool take(void *context, const wh_copy *copy) {
     if (++f->copies == f->stop_at) {
         return false;
     }
-    uint64_t runs = wh_copy_bytes(&(wh_copy){0, 0, 1, copy->levels, copy->level_count});
+    uint64_t runs = slow_copy_runs(copy);
     for (uint64_t run = 0; run < runs; run++) {
-        uint64_t from = copy->from;
-        uint64_t to = copy->to;
-        uint64_t rest = run;
-        for (uint32_t i = 0; i < copy->level_count; i++) {
-            from += rest % copy->levels[i].count * copy->levels[i].from_step;
-            to += rest % copy->levels[i].count * copy->levels[i].to_step;
-            rest /= copy->levels[i].count;
-        }
+        uint64_t from;
+        uint64_t to;
+        slow_copy_run(copy, run, &from, &to);
         for (uint64_t b = 0; b < copy->length; b++) {
             if (from + b >= f->s->bytes || f->s->places[from + b].storage != f->storage) {
                 f->wrong = true;
@@ -414,15 +409,15 @@ static void check_copy(uint64_t seed, dice *d, const random_space *s, size_t sto
     wh_located result = wh_space_locate(&s->space, storage, copy, &work, take, &hasty);
     if (work > little || (result != located && (result != WH_LOCATE_EXHAUSTED || work > 0)) ||
         (little > used && result != located)) {
-        fail_msg("seed %llu: with work for %llu, %llu left: %d", (unsigned long long)seed, (unsigned long long)little,
-                 (unsigned long long)work, (int)result);
+        fail_msg("seed %llu: budget %llu, %llu left: wrong result %d", (unsigned long long)seed,
+                 (unsigned long long)little, (unsigned long long)work, (int)result);
     }
     if (f.copies) {
         found stopped = {.s = s, .storage = storage, .stop_at = (int)between(d, 1, f.copies)};
         work = PLENTY;
         result = wh_space_locate(&s->space, storage, copy, &work, take, &stopped);
         if (result != WH_LOCATE_STOPPED || stopped.copies != stopped.stop_at) {
-            fail_msg("seed %llu: it goes on", (unsigned long long)seed);
+            fail_msg("seed %llu: locating continues after the visitor ended it", (unsigned long long)seed);
         }
     }
 }
@@ -437,7 +432,7 @@ static bool random_reading(dice *d, random_view *view, wh_copy_work *work) {
     return wh_copy_between_views(&view->view, &to, work);
 }
 
-static void test_random_views_of_random_spaces(void **state) {
+static void test_locates_random_views(void **state) {
     (void)state;
     static random_space s;
     int yes = 0;
@@ -495,7 +490,7 @@ static void check_own_views(uint64_t seed, uint64_t max_gap) {
     wh_space_destroy(&s.space);
 }
 
-static void test_views_that_the_space_was_made_of(void **state) {
+static void test_locates_its_own_views(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= LOCATE_CASES; seed++) {
         check_own_views(seed, 0);
@@ -547,10 +542,10 @@ static void test_columns_are_one_copy(void **state) {
 }
 
 /*
- * A hostile view must not take forever: a copy that runs through two extents 2^40 times ends when
- * the budget is spent.
+ * A hostile view must not take forever. A copy that visits two extents 2^40 times ends when its
+ * budget is spent.
  */
-static void test_work_ends(void **state) {
+static void test_locating_ends_when_the_budget_is_spent(void **state) {
     (void)state;
     wh_space space = {.chunk_bytes = 4096};
     assert_true(wh_space_add_storage(&space));
@@ -571,7 +566,7 @@ static void test_work_ends(void **state) {
 }
 
 /* If a step times its count exceeds 64 bits, the copy is not found by wrapping around. */
-static void test_steps_that_overflow(void **state) {
+static void test_overflowing_steps_are_not_found(void **state) {
     (void)state;
     wh_space space = {.chunk_bytes = 4096};
     wherry_level *levels = wh_alloc_array(1, sizeof(*levels));
@@ -590,7 +585,7 @@ static void test_steps_that_overflow(void **state) {
     wh_space_destroy(&space);
 }
 
-static void test_storage_without_extents(void **state) {
+static void test_storage_without_extents_covers_nothing(void **state) {
     (void)state;
     wh_space space = {.chunk_bytes = 4096};
     assert_true(wh_space_add_storage(&space));
@@ -608,20 +603,20 @@ static void test_storage_without_extents(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_chunks_move_back),
-        cmocka_unit_test(test_visits),
-        cmocka_unit_test(test_runs_come_together),
-        cmocka_unit_test(test_extents_of_a_storage),
-        cmocka_unit_test(test_reserve),
-        cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_divided),
-        cmocka_unit_test(test_random_views_of_random_spaces),
-        cmocka_unit_test(test_views_that_the_space_was_made_of),
+        cmocka_unit_test(test_chunk_borders_are_right),
+        cmocka_unit_test(test_chunks_never_split_elements),
+        cmocka_unit_test(test_visits_have_all_bytes_in_order),
+        cmocka_unit_test(test_complete_runs_are_one_piece),
+        cmocka_unit_test(test_lists_the_extents_of_a_storage),
+        cmocka_unit_test(test_reserve_prevents_growth),
+        cmocka_unit_test(test_reports_failed_allocations),
+        cmocka_unit_test(test_two_parts_share_no_chunk),
+        cmocka_unit_test(test_locates_random_views),
+        cmocka_unit_test(test_locates_its_own_views),
         cmocka_unit_test(test_columns_are_one_copy),
-        cmocka_unit_test(test_work_ends),
-        cmocka_unit_test(test_steps_that_overflow),
-        cmocka_unit_test(test_storage_without_extents),
+        cmocka_unit_test(test_locating_ends_when_the_budget_is_spent),
+        cmocka_unit_test(test_overflowing_steps_are_not_found),
+        cmocka_unit_test(test_storage_without_extents_covers_nothing),
     };
     return cmocka_run_group_tests_name("range_space", tests, NULL, NULL);
 }

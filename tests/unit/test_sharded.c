@@ -1,14 +1,14 @@
 /*
- * Meshes, DTensors and ShardedTensors: their contents, what is refused, ownership, and which boxes
- * a local tensor is.
+ * Meshes, DTensors and ShardedTensors: their contents, invalid arguments, ownership, and the boxes
+ * of a local tensor.
  */
 #include "../support/build.h"
 
 #include "state/sharded.h"
 
 /*
- * ShardedTensors: boxes within the global tensor, shards with the shape of their box, and who owns
- * them.
+ * ShardedTensors: boxes are within the global tensor, and shards have the shape of their box.
+ * Ownership of shards.
  */
 
 static const int64_t global_shape[] = {6, 4};
@@ -24,7 +24,7 @@ static wherry_shard_info info_of(int number) {
     return (wherry_shard_info){shard_offsets[number], shard_sizes, {number, {WHERRY_DEVICE_CUDA, number}}};
 }
 
-/** A 6 by 4 tensor in three shards. Shards 0 and 2 are local; their values belong to the caller. */
+/** A 6 by 4 tensor in three shards. Shards 0 and 2 are local; the caller owns their values. */
 typedef struct fixture {
     wherry_shard shards[2];
     wherry_shard_info global[3];
@@ -63,7 +63,7 @@ static void check_info(const wherry_shard_info *info, int number) {
     assert_int_equal(info->place.device.index, number);
 }
 
-static void test_create(void **state) {
+static void test_creates_sharded_tensors(void **state) {
     (void)state;
     fixture f;
     set_up(&f);
@@ -99,7 +99,7 @@ static void test_create(void **state) {
     wherry_value_destroy(copy);
 }
 
-static void test_enumerable(void **state) {
+static void test_keeps_an_enumerable_sharding(void **state) {
     (void)state;
     fixture f;
     set_up(&f);
@@ -114,7 +114,7 @@ static void test_enumerable(void **state) {
     wherry_value_destroy(value);
 }
 
-static void test_nothing_here(void **state) {
+static void test_no_shard_may_be_local(void **state) {
     (void)state;
     wherry_sharded empty = {.dtype = WHERRY_U8, .ndim = 2, .shape = global_shape};
     wherry_value *value;
@@ -128,7 +128,7 @@ static void test_nothing_here(void **state) {
     wherry_value_destroy(value);
 }
 
-static void test_scalar(void **state) {
+static void test_creates_sharded_scalars(void **state) {
     (void)state;
     wherry_shard shard = {build_tensor(build_storage(4, 0), WHERRY_F32, 0, 0, NULL, NULL),
                           {NULL, NULL, {-1, {WHERRY_DEVICE_CPU, -1}}}};
@@ -139,7 +139,7 @@ static void test_scalar(void **state) {
     wherry_value_destroy(value);
 }
 
-/** It is refused, and both tensors still belong to the caller. */
+/** Creation must fail, and the caller still owns both tensors. */
 static void refuse(fixture *f) {
     wherry_error error;
     wherry_value *value = NULL;
@@ -154,7 +154,7 @@ static void refuse(fixture *f) {
     wherry_value_destroy(list);
 }
 
-static void test_boxes_outside(void **state) {
+static void test_refuses_boxes_outside_the_tensor(void **state) {
     (void)state;
     static const int64_t bad[][2][2] = {
         {{5, 0}, {2, 4}}, {{0, 1}, {2, 4}}, {{-1, 0}, {2, 4}},        {{0, 0}, {-2, 4}},
@@ -182,7 +182,7 @@ static void replace(fixture *f, wherry_value *tensor) {
     f->shards[1].tensor = tensor;
 }
 
-static void test_shards_refused(void **state) {
+static void test_refuses_bad_shards(void **state) {
     (void)state;
     fixture f;
     set_up(&f);
@@ -271,7 +271,7 @@ static void spoil_numbers(fixture *f) {
     f->global[2].offsets = NULL;
 }
 
-static void test_refused(void **state) {
+static void test_refuses_bad_arguments(void **state) {
     (void)state;
     static const spoil_fn spoils[] = {spoil_dtype,    spoil_format, spoil_ndim,   spoil_shape,  spoil_size,
                                       spoil_shards,   spoil_global, spoil_rank,   spoil_places, spoil_place,
@@ -287,9 +287,9 @@ static void test_refused(void **state) {
     must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sharded_create(NULL, &value, &error));
 }
 
-/* Meshes and DTensors: their contents, what is refused, and who owns the local tensor. */
+/* Meshes and DTensors: their contents, invalid arguments, and ownership of the local tensor. */
 
-static void test_mesh(void **state) {
+static void test_creates_meshes(void **state) {
     (void)state;
     int64_t shape[] = {2, 3};
     int64_t ranks[] = {5, 4, 3, 2, 1, 0};
@@ -312,7 +312,7 @@ static void test_mesh(void **state) {
     wherry_mesh_unref(NULL);
 }
 
-static void test_mesh_without_names(void **state) {
+static void test_mesh_names_are_optional(void **state) {
     (void)state;
     int64_t shape[WHERRY_NDIM_MAX];
     for (int d = 0; d < WHERRY_NDIM_MAX; d++) {
@@ -332,7 +332,7 @@ static void refuse_mesh(const wherry_mesh_info *info) {
     assert_null(mesh);
 }
 
-static void test_mesh_refused(void **state) {
+static void test_refuses_bad_meshes(void **state) {
     (void)state;
     static const int64_t shape[WHERRY_NDIM_MAX + 1] = {2, 2};
     static const int64_t zero[] = {2, 0};
@@ -362,7 +362,7 @@ static wherry_value *new_local(void) {
     return build_tensor(build_storage(24, 0), WHERRY_F32, 0, 2, two_dims, NULL);
 }
 
-static void test_placements(void **state) {
+static void test_dtensor_keeps_its_placements(void **state) {
     (void)state;
     char op[] = "avg";
     int64_t shape[] = {4, 3};
@@ -403,7 +403,7 @@ static void test_placements(void **state) {
     wherry_value_destroy(copy);
 }
 
-static void test_local_is_taken(void **state) {
+static void test_dtensor_owns_its_local_tensor(void **state) {
     (void)state;
     static const int64_t one[] = {1};
     static const wherry_placement placement = {.kind = WHERRY_REPLICATE};
@@ -430,7 +430,7 @@ static void refuse_dtensor(const wherry_dtensor *dtensor) {
     assert_null(value);
 }
 
-static void test_placements_refused(void **state) {
+static void test_refuses_bad_placements(void **state) {
     (void)state;
     static const int64_t mesh_of_two[] = {2, 2};
     static const wherry_placement bad[] = {
@@ -448,7 +448,7 @@ static void test_placements_refused(void **state) {
     wherry_mesh_unref(mesh);
 }
 
-static void test_dtensor_refused(void **state) {
+static void test_refuses_bad_dtensors(void **state) {
     (void)state;
     static const int64_t one[] = {1};
     static const int64_t minus[] = {2, -3};
@@ -476,8 +476,8 @@ static void test_dtensor_refused(void **state) {
 }
 
 /*
- * Which boxes of its global tensor a rank has, compared with a simple model of torch: indices are
- * dealt out one by one, as torch.chunk does.
+ * The boxes that a rank has of its global tensor, compared with a simple model of torch, which
+ * assigns each index as torch.chunk does.
  */
 
 enum { SIDE_MAX = 14, RANKS_MAX = 64, DIMS = 3, CELLS = SIDE_MAX * SIDE_MAX * SIDE_MAX };
@@ -512,7 +512,7 @@ static indices deal(const indices *of, int ways, int mine, int factor) {
     return result;
 }
 
-/** One layout, and what each rank has according to the model. */
+/** A layout of a DTensor. */
 typedef struct layout {
     uint32_t ndim;
     int64_t shape[DIMS];
@@ -598,7 +598,7 @@ static wherry_value *build_dtensor(const layout *l, const indices *held) {
     return value;
 }
 
-/** How often the parts of one rank, and of all ranks, name each element. */
+/** How often the parts of one rank, and of all ranks, contain each element. */
 typedef struct tally {
     const indices *held;
     int local[CELLS];
@@ -671,7 +671,7 @@ static void check_layout(const layout *l) {
     assert_int_equal(covered, total);
 }
 
-static void test_random_layouts(void **state) {
+static void test_boxes_of_random_layouts_match_torch(void **state) {
     (void)state;
     uint64_t seed = 1;
     int sharded = 0;
@@ -688,8 +688,8 @@ static int note_first(void *context, const wh_part *part) {
     return 7;
 }
 
-/** Results of torch, written by hand. */
-static void test_known_boxes(void **state) {
+/** Results of torch, as literals. */
+static void test_known_boxes_match_torch(void **state) {
     (void)state;
     static const struct {
         int64_t size;
@@ -716,7 +716,7 @@ static void test_known_boxes(void **state) {
     }
 }
 
-static void test_unknown(void **state) {
+static void test_boxes_are_unknown_for_wrong_ranks_or_shapes(void **state) {
     (void)state;
     layout l = {.ndim = 1, .shape = {8}, .mesh_ndim = 1, .mesh_shape = {2}, .ranks = {3, 5}};
     l.placements[0] = (wherry_placement){.kind = WHERRY_SHARD};
@@ -741,7 +741,7 @@ static int count_only(void *context, const wh_part *part) {
 }
 
 /** The maximum number of boxes, one more, and a split factor that no loop should run to. */
-static void test_many_boxes(void **state) {
+static void test_number_of_boxes_is_limited(void **state) {
     (void)state;
     static const int64_t mesh_shape[] = {2};
     static const struct {
@@ -776,7 +776,7 @@ static void test_many_boxes(void **state) {
 }
 
 /** The boxes of two dimensions multiply. */
-static void test_many_boxes_of_two_dimensions(void **state) {
+static void test_boxes_of_two_dimensions_multiply(void **state) {
     (void)state;
     static const int64_t mesh_shape[] = {2, 2};
     for (int64_t factor = 256; factor <= 257; factor++) {
@@ -801,7 +801,7 @@ static void test_many_boxes_of_two_dimensions(void **state) {
     }
 }
 
-static void test_tensor_and_shard(void **state) {
+static void test_plain_tensors_and_shards_have_one_box(void **state) {
     (void)state;
     static const int64_t shape[] = {2, 3};
     static const int64_t global[] = {10, 3};
@@ -828,26 +828,26 @@ static void test_tensor_and_shard(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_create),
-        cmocka_unit_test(test_enumerable),
-        cmocka_unit_test(test_nothing_here),
-        cmocka_unit_test(test_scalar),
-        cmocka_unit_test(test_boxes_outside),
-        cmocka_unit_test(test_shards_refused),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_mesh),
-        cmocka_unit_test(test_mesh_without_names),
-        cmocka_unit_test(test_mesh_refused),
-        cmocka_unit_test(test_placements),
-        cmocka_unit_test(test_local_is_taken),
-        cmocka_unit_test(test_placements_refused),
-        cmocka_unit_test(test_dtensor_refused),
-        cmocka_unit_test(test_random_layouts),
-        cmocka_unit_test(test_known_boxes),
-        cmocka_unit_test(test_unknown),
-        cmocka_unit_test(test_many_boxes),
-        cmocka_unit_test(test_many_boxes_of_two_dimensions),
-        cmocka_unit_test(test_tensor_and_shard),
+        cmocka_unit_test(test_creates_sharded_tensors),
+        cmocka_unit_test(test_keeps_an_enumerable_sharding),
+        cmocka_unit_test(test_no_shard_may_be_local),
+        cmocka_unit_test(test_creates_sharded_scalars),
+        cmocka_unit_test(test_refuses_boxes_outside_the_tensor),
+        cmocka_unit_test(test_refuses_bad_shards),
+        cmocka_unit_test(test_refuses_bad_arguments),
+        cmocka_unit_test(test_creates_meshes),
+        cmocka_unit_test(test_mesh_names_are_optional),
+        cmocka_unit_test(test_refuses_bad_meshes),
+        cmocka_unit_test(test_dtensor_keeps_its_placements),
+        cmocka_unit_test(test_dtensor_owns_its_local_tensor),
+        cmocka_unit_test(test_refuses_bad_placements),
+        cmocka_unit_test(test_refuses_bad_dtensors),
+        cmocka_unit_test(test_boxes_of_random_layouts_match_torch),
+        cmocka_unit_test(test_known_boxes_match_torch),
+        cmocka_unit_test(test_boxes_are_unknown_for_wrong_ranks_or_shapes),
+        cmocka_unit_test(test_number_of_boxes_is_limited),
+        cmocka_unit_test(test_boxes_of_two_dimensions_multiply),
+        cmocka_unit_test(test_plain_tensors_and_shards_have_one_box),
     };
     return cmocka_run_group_tests_name("sharded", tests, NULL, NULL);
 }

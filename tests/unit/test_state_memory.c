@@ -1,7 +1,6 @@
 /*
- * Each function on values, paths and states, with allocation number 1, 2, 3 and so on failing. The
- * result is WHERRY_NO_MEMORY, nothing leaks, nothing is written, and the arguments still belong to
- * the caller.
+ * Makes each allocation fail in turn, for each function on values, paths and states. The result is
+ * WHERRY_NO_MEMORY, nothing leaks, nothing is written, and the caller still owns the arguments.
  */
 #include "../support/build.h"
 
@@ -14,7 +13,7 @@ static counting memory;
 /** The arguments of the functions, built again for each attempt. */
 typedef struct bench {
     wherry_value *tree;   /**< A list with values of every kind. */
-    wherry_value *dict;   /**< With the maximum number of keys without an index. */
+    wherry_value *dict;   /**< Has as many keys as fit without an index. */
     wherry_value *list;   /**< Empty. */
     wherry_value *key;    /**< Without an owner. */
     wherry_value *item;   /**< Without an owner. */
@@ -22,7 +21,7 @@ typedef struct bench {
     wherry_mesh *mesh;
     wherry_path *path;
     wherry_flat *flat;
-    wherry_value *leaves[8]; /**< Without owners; one per leaf of the flat. */
+    wherry_value *leaves[8]; /**< Without owners; one per leaf of `flat`. */
     size_t leaf_count;
 } bench;
 
@@ -222,7 +221,7 @@ static bool attempt(int number, uint64_t fail_at) {
     memory.fail = 0;
     if (status != WHERRY_OK) {
         if (status != WHERRY_NO_MEMORY || error.status != status || memory.held != held) {
-            fail_msg("call %d, allocation %llu: %s, %lld blocks kept", number, (unsigned long long)fail_at,
+            fail_msg("call %d, allocation %llu: %s, %lld blocks leaked", number, (unsigned long long)fail_at,
                      wherry_status_name(status), (long long)(memory.held - held));
         }
         assert_memory_equal(&m, &nothing, sizeof(m));
@@ -235,7 +234,7 @@ static bool attempt(int number, uint64_t fail_at) {
     return status != WHERRY_OK;
 }
 
-static void test_every_allocation(void **state) {
+static void test_every_failed_allocation_is_reported(void **state) {
     (void)state;
     counting_begin(&memory);
     for (int number = 0; number < CALLS; number++) {
@@ -251,7 +250,7 @@ static void test_every_allocation(void **state) {
     wherry_allocator_set(NULL);
 }
 
-static void test_dump(void **state) {
+static void test_failed_dump_is_reported(void **state) {
     (void)state;
     counting_begin(&memory);
     FILE *out = fopen("/dev/null", "w");
@@ -277,8 +276,8 @@ static void test_dump(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_allocation),
-        cmocka_unit_test(test_dump),
+        cmocka_unit_test(test_every_failed_allocation_is_reported),
+        cmocka_unit_test(test_failed_dump_is_reported),
     };
     return cmocka_run_group_tests_name("state_memory", tests, NULL, NULL);
 }

@@ -28,7 +28,7 @@ static wherry_status try_tensor(uint64_t nbytes, wherry_tensor tensor) {
     return status;
 }
 
-static void test_every_dtype(void **state) {
+static void test_creates_tensors_of_every_dtype(void **state) {
     (void)state;
     static const int64_t shape[] = {2, 3};
     for (int dtype = 0; dtype < DTYPES; dtype++) {
@@ -51,7 +51,7 @@ static void test_every_dtype(void **state) {
     }
 }
 
-static void test_dimensions(void **state) {
+static void test_number_of_dimensions_is_limited(void **state) {
     (void)state;
     int64_t shape[WHERRY_NDIM_MAX + 1];
     for (uint32_t ndim = 0; ndim <= WHERRY_NDIM_MAX + 1; ndim++) {
@@ -67,7 +67,7 @@ static void test_dimensions(void **state) {
     }
 }
 
-static void test_scalar(void **state) {
+static void test_creates_scalars(void **state) {
     (void)state;
     wherry_tensor tensor = {.dtype = WHERRY_F64, .offset = 2};
     assert_int_equal(wherry_tensor_count(&tensor), 1);
@@ -76,7 +76,7 @@ static void test_scalar(void **state) {
     assert_int_equal(try_tensor(0, tensor), WHERRY_INVALID_ARGUMENT);
 }
 
-static void test_without_elements(void **state) {
+static void test_creates_tensors_without_elements(void **state) {
     (void)state;
     static const int64_t shapes[][3] = {{0, 1, 1}, {3, 0, 2}, {5, 7, 0}, {0, 0, 0}};
     static const int64_t strides[] = {1000, 1000, 1000};
@@ -91,7 +91,7 @@ static void test_without_elements(void **state) {
 }
 
 /** A 4 by 6 matrix of float32 (96 bytes) and views of it. */
-static void test_strides(void **state) {
+static void test_strides_must_stay_within_the_storage(void **state) {
     (void)state;
     static const struct {
         int64_t shape[2];
@@ -129,8 +129,8 @@ static void test_strides_are_kept(void **state) {
     wherry_value_destroy(value);
 }
 
-/** Products and sums above 63 bits are refused; they do not wrap around. */
-static void test_overflow(void **state) {
+/** Products and sums above 63 bits are refused and do not wrap around. */
+static void test_refuses_sizes_that_overflow(void **state) {
     (void)state;
     const int64_t big = INT64_C(1) << 62;
     const struct {
@@ -168,7 +168,7 @@ static void test_overflow(void **state) {
                      WHERRY_INVALID_ARGUMENT);
 }
 
-static void test_refused(void **state) {
+static void test_refuses_bad_tensors(void **state) {
     (void)state;
     static const int64_t shape[] = {2, 2};
     static const int64_t negative[] = {1, -1};
@@ -202,7 +202,7 @@ static void test_refused(void **state) {
 }
 
 /** A cast covers the whole storage, whatever the tensor covers. */
-static void test_cast_to_bytes(void **state) {
+static void test_cast_covers_the_whole_storage(void **state) {
     (void)state;
     static const int64_t shape[] = {2, 2};
     static const int64_t strides[] = {1, 3};
@@ -226,7 +226,7 @@ static void test_cast_to_bytes(void **state) {
     }
 }
 
-static void test_cast_refused(void **state) {
+static void test_refuses_bad_casts(void **state) {
     (void)state;
     static const int64_t shape[] = {15};
     wherry_value *value = build_tensor(build_storage(15, 0), WHERRY_U8, 0, 1, shape, NULL);
@@ -244,7 +244,7 @@ static void test_cast_refused(void **state) {
     wherry_value_destroy(value);
 }
 
-static void test_cast_of_nothing(void **state) {
+static void test_casts_empty_storages(void **state) {
     (void)state;
     static const int64_t shape[] = {0};
     wherry_value *value = build_tensor(build_storage(0, 0), WHERRY_F32, 0, 1, shape, NULL);
@@ -267,7 +267,7 @@ static wherry_digest digest_of(wherry_value *tensor) {
  * The same elements have the same digest, whatever their strides; other elements have another
  * digest.
  */
-static void test_digest(void **state) {
+static void test_digest_depends_only_on_elements(void **state) {
     (void)state;
     enum { ROWS = 3, COLUMNS = 5 };
     int64_t shape[] = {ROWS, COLUMNS};
@@ -309,7 +309,7 @@ static void test_digest(void **state) {
     wherry_value_destroy(bare);
 }
 
-/* Storages: who owns the memory, and until when. */
+/* Storages: ownership of the memory. */
 
 typedef struct releases {
     int count;
@@ -322,7 +322,7 @@ static void note_release(void *context, void *data) {
     seen->data = data;
 }
 
-static void test_wrap(void **state) {
+static void test_wrapped_memory_is_released_once(void **state) {
     (void)state;
     releases seen = {0};
     char bytes[24];
@@ -344,7 +344,7 @@ static void test_wrap(void **state) {
     assert_ptr_equal(seen.data, bytes);
 }
 
-static void test_wrap_without_release(void **state) {
+static void test_wrapped_memory_may_have_no_release(void **state) {
     (void)state;
     char bytes[3] = {1, 2, 3};
     wherry_storage *storage;
@@ -354,7 +354,7 @@ static void test_wrap_without_release(void **state) {
     wherry_storage_unref(NULL);
 }
 
-static void test_wrap_refused(void **state) {
+static void test_refuses_bad_wraps(void **state) {
     (void)state;
     releases seen = {0};
     char byte;
@@ -369,7 +369,7 @@ static void test_wrap_refused(void **state) {
     assert_int_equal(seen.count, 0);
 }
 
-static void test_empty(void **state) {
+static void test_creates_empty_storages(void **state) {
     (void)state;
     releases seen = {0};
     wherry_storage *storage;
@@ -384,7 +384,7 @@ static void test_empty(void **state) {
 }
 
 /** A storage without bytes has no data pointer, but its memory is released. */
-static void test_empty_at_an_address(void **state) {
+static void test_empty_storage_releases_its_memory(void **state) {
     (void)state;
     releases seen = {0};
     char byte;
@@ -397,7 +397,7 @@ static void test_empty_at_an_address(void **state) {
     assert_null(data);
 }
 
-static void test_allocate(void **state) {
+static void test_allocated_storage_is_zeroed(void **state) {
     (void)state;
     static const uint64_t sizes[] = {1, 15, 4096, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, 5 << 20};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
@@ -419,7 +419,7 @@ static void test_allocate(void **state) {
     }
 }
 
-static void test_allocate_refused(void **state) {
+static void test_refuses_bad_allocations(void **state) {
     (void)state;
     char byte;
     wherry_error error;
@@ -435,7 +435,7 @@ static void test_allocate_refused(void **state) {
     assert_ptr_equal(storage, &byte);
 }
 
-static void test_describe(void **state) {
+static void test_describes_a_storage_without_memory(void **state) {
     (void)state;
     wherry_device device = {WHERRY_DEVICE_NPU, 2};
     wherry_storage *storage;
@@ -453,7 +453,7 @@ static const char *const device_texts[] = {"cpu", "cuda", "xpu", "hip",  "mps", 
                                            "xla", "mtia", "npu", "meta", "privateuseone"};
 enum { DEVICES = sizeof(device_texts) / sizeof(*device_texts) };
 
-static void test_device_text(void **state) {
+static void test_formats_and_parses_devices(void **state) {
     (void)state;
     static const int32_t numbers[] = {-1, 0, 7, INT32_MAX};
     for (int kind = 0; kind < DEVICES; kind++) {
@@ -475,13 +475,13 @@ static void test_device_text(void **state) {
     assert_string_equal(wherry_device_kind_text((wherry_device_kind)255), "?");
 }
 
-static void test_device_cpu(void **state) {
+static void test_cpu_device_has_no_index(void **state) {
     (void)state;
     assert_int_equal(wherry_device_cpu().kind, WHERRY_DEVICE_CPU);
     assert_int_equal(wherry_device_cpu().index, -1);
 }
 
-static void test_device_refused(void **state) {
+static void test_refuses_bad_devices(void **state) {
     (void)state;
     static const char *const bad[] = {
         "",         "cpu:",  "cpu:-1",          "cpu:x", "cpu:1x", "cpu: 1",  "cpu:+1",
@@ -503,7 +503,7 @@ static void test_device_refused(void **state) {
     must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_device_parse("cpu", NULL, &error));
 }
 
-/** The table once more: a number that changes breaks the wire format. */
+/** A second copy of the table, because a changed number would break the wire format. */
 static const struct {
     const char *name;
     uint32_t bytes;
@@ -558,7 +558,7 @@ static const struct {
 };
 enum { DTYPE_ROWS = sizeof(dtypes) / sizeof(*dtypes) };
 
-static void test_dtype_table(void **state) {
+static void test_dtype_numbers_never_change(void **state) {
     (void)state;
     for (int i = 0; i < DTYPE_ROWS; i++) {
         const wherry_dtype_info *info = wherry_dtype_describe((wherry_dtype)i);
@@ -574,7 +574,7 @@ static void test_dtype_table(void **state) {
     assert_int_equal(WHERRY_I7, 45);
 }
 
-static void test_dtype_find(void **state) {
+static void test_finds_dtypes_by_name(void **state) {
     (void)state;
     for (int i = 0; i < DTYPE_ROWS; i++) {
         char name[64];
@@ -593,31 +593,31 @@ static void test_dtype_find(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_dtype),
-        cmocka_unit_test(test_dimensions),
-        cmocka_unit_test(test_scalar),
-        cmocka_unit_test(test_without_elements),
-        cmocka_unit_test(test_strides),
+        cmocka_unit_test(test_creates_tensors_of_every_dtype),
+        cmocka_unit_test(test_number_of_dimensions_is_limited),
+        cmocka_unit_test(test_creates_scalars),
+        cmocka_unit_test(test_creates_tensors_without_elements),
+        cmocka_unit_test(test_strides_must_stay_within_the_storage),
         cmocka_unit_test(test_strides_are_kept),
-        cmocka_unit_test(test_overflow),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_cast_to_bytes),
-        cmocka_unit_test(test_cast_refused),
-        cmocka_unit_test(test_cast_of_nothing),
-        cmocka_unit_test(test_digest),
-        cmocka_unit_test(test_wrap),
-        cmocka_unit_test(test_wrap_without_release),
-        cmocka_unit_test(test_wrap_refused),
-        cmocka_unit_test(test_empty),
-        cmocka_unit_test(test_empty_at_an_address),
-        cmocka_unit_test(test_allocate),
-        cmocka_unit_test(test_allocate_refused),
-        cmocka_unit_test(test_describe),
-        cmocka_unit_test(test_device_text),
-        cmocka_unit_test(test_device_cpu),
-        cmocka_unit_test(test_device_refused),
-        cmocka_unit_test(test_dtype_table),
-        cmocka_unit_test(test_dtype_find),
+        cmocka_unit_test(test_refuses_sizes_that_overflow),
+        cmocka_unit_test(test_refuses_bad_tensors),
+        cmocka_unit_test(test_cast_covers_the_whole_storage),
+        cmocka_unit_test(test_refuses_bad_casts),
+        cmocka_unit_test(test_casts_empty_storages),
+        cmocka_unit_test(test_digest_depends_only_on_elements),
+        cmocka_unit_test(test_wrapped_memory_is_released_once),
+        cmocka_unit_test(test_wrapped_memory_may_have_no_release),
+        cmocka_unit_test(test_refuses_bad_wraps),
+        cmocka_unit_test(test_creates_empty_storages),
+        cmocka_unit_test(test_empty_storage_releases_its_memory),
+        cmocka_unit_test(test_allocated_storage_is_zeroed),
+        cmocka_unit_test(test_refuses_bad_allocations),
+        cmocka_unit_test(test_describes_a_storage_without_memory),
+        cmocka_unit_test(test_formats_and_parses_devices),
+        cmocka_unit_test(test_cpu_device_has_no_index),
+        cmocka_unit_test(test_refuses_bad_devices),
+        cmocka_unit_test(test_dtype_numbers_never_change),
+        cmocka_unit_test(test_finds_dtypes_by_name),
     };
     return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);
 }

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-/* Scalars and objects: what is put in comes out, bit by bit. */
+/* Scalars and objects keep their content bit by bit. */
 
 static uint64_t bits_of(double number) {
     uint64_t bits;
@@ -27,7 +27,7 @@ static const uint64_t doubles[] = {
 };
 enum { DOUBLES = sizeof(doubles) / sizeof(*doubles) };
 
-static void test_kind_names(void **state) {
+static void test_kinds_have_names(void **state) {
     (void)state;
     static const char *const names[] = {"none",    "bool",   "int",    "bigint",  "float",
                                         "complex", "string", "bytes",  "list",    "tuple",
@@ -39,7 +39,7 @@ static void test_kind_names(void **state) {
     assert_string_equal(wherry_kind_name((wherry_kind)-1), "?");
 }
 
-static void test_simple_scalars(void **state) {
+static void test_scalars_keep_their_content(void **state) {
     (void)state;
     wherry_value *none = build_none();
     wherry_value *yes = build_bool(true);
@@ -106,7 +106,7 @@ static void check_bigint(bool negative, const char *magnitude, size_t size, wher
     wherry_value_destroy(value);
 }
 
-static void test_bigint_borders(void **state) {
+static void test_bigints_are_kept_at_the_limits_of_int64(void **state) {
     (void)state;
     check_bigint(false, NULL, 0, WHERRY_KIND_INT, 0);
     check_bigint(true, "\0\0", 2, WHERRY_KIND_INT, 0);
@@ -126,7 +126,7 @@ static void test_bigint_borders(void **state) {
     assert_null(value);
 }
 
-static void test_strings(void **state) {
+static void test_strings_keep_their_content(void **state) {
     (void)state;
     static const struct {
         const char *text;
@@ -159,7 +159,7 @@ static void test_strings(void **state) {
     }
 }
 
-static void test_strings_refused(void **state) {
+static void test_refuses_bad_strings(void **state) {
     (void)state;
     static const char *const bad[] = {
         "\x80",
@@ -191,7 +191,7 @@ static void test_strings_refused(void **state) {
     assert_ptr_equal(value, untouched);
 }
 
-static void test_bytes(void **state) {
+static void test_bytes_keep_their_content(void **state) {
     (void)state;
     char content[256];
     for (int i = 0; i < 256; i++) {
@@ -253,7 +253,7 @@ static void check_wrong_kind(const wherry_value *value) {
     assert_null(wherry_sharded_get(value));
 }
 
-static void test_reading_another_kind(void **state) {
+static void test_refuses_to_read_another_kind(void **state) {
     (void)state;
     wherry_value *all = build_list(build_none(), build_bool(true), build_int(-1), build_bigint(true, 0xFF, 9),
                                    build_float(1.5), build_complex(1, 2), build_string("text"), build_bytes("bytes", 5),
@@ -267,7 +267,7 @@ static void test_reading_another_kind(void **state) {
     wherry_value_destroy(all);
 }
 
-static void test_objects(void **state) {
+static void test_objects_keep_their_content(void **state) {
     (void)state;
     char type[] = "collections.OrderedDict";
     wherry_value *payload = build_dict("a", build_int(1), NULL);
@@ -281,7 +281,7 @@ static void test_objects(void **state) {
     wherry_value_destroy(outer);
 }
 
-static void test_objects_refused(void **state) {
+static void test_refuses_bad_objects(void **state) {
     (void)state;
     wherry_error error;
     wherry_value *payload = build_int(1);
@@ -301,7 +301,7 @@ static void test_objects_refused(void **state) {
 }
 
 /** A success does not change the error record. */
-static void test_error_after_success(void **state) {
+static void test_success_does_not_change_the_error(void **state) {
     (void)state;
     wherry_error error;
     wherry_error before;
@@ -321,7 +321,7 @@ static void test_error_after_success(void **state) {
 
 /* Lists, tuples and dicts: order, keys, ownership, depth; copies of trees. */
 
-static void test_sequences(void **state) {
+static void test_sequences_keep_their_order(void **state) {
     (void)state;
     wherry_value *sequences[] = {build_list(NULL), build_tuple(NULL)};
     for (int kind = 0; kind < 2; kind++) {
@@ -346,7 +346,7 @@ static void test_sequences(void **state) {
     }
 }
 
-static void test_append_refused(void **state) {
+static void test_refuses_bad_appends(void **state) {
     (void)state;
     wherry_error error;
     wherry_value *item = build_int(1);
@@ -367,7 +367,7 @@ static void test_append_refused(void **state) {
     wherry_value_destroy(dict);
 }
 
-static void test_cycles_refused(void **state) {
+static void test_refuses_cycles(void **state) {
     (void)state;
     wherry_error error;
     wherry_value *a = build_list(NULL);
@@ -386,7 +386,7 @@ static void test_cycles_refused(void **state) {
     wherry_value_destroy(a);
 }
 
-static void test_depth(void **state) {
+static void test_depth_is_limited(void **state) {
     (void)state;
     wherry_error error;
     wherry_value *deep = build_nest(WHERRY_DEPTH_MAX, NULL);
@@ -412,10 +412,10 @@ static void test_depth(void **state) {
 }
 
 /**
- * The depth is counted from the root to the deepest container, in whatever order the parts are
- * joined.
+ * The depth is counted from the root to the deepest container, whatever the order in which parts
+ * are joined.
  */
-static void test_depth_in_the_middle(void **state) {
+static void test_depth_is_limited_in_any_order_of_joining(void **state) {
     (void)state;
     wherry_error error;
     wherry_value *bottom = build_list(NULL);
@@ -435,7 +435,7 @@ static void test_depth_in_the_middle(void **state) {
     wherry_value_destroy(top);
 }
 
-static void test_dict_order(void **state) {
+static void test_dicts_keep_their_order(void **state) {
     (void)state;
     wherry_value *dict = build_dict("z", build_int(1), "a", build_int(2), "", build_int(3), NULL);
     assert_int_equal(wherry_value_kind(dict), WHERRY_KIND_DICT);
@@ -498,7 +498,7 @@ static wherry_value *key_of(int which) {
 }
 
 /** Keys of each kind are all different, also in a dict that is large enough for an index. */
-static void test_dict_keys(void **state) {
+static void test_keys_of_every_kind_differ(void **state) {
     (void)state;
     wherry_error error;
     wherry_value *dict = build_dict(NULL, NULL);
@@ -520,7 +520,7 @@ static void test_dict_keys(void **state) {
     wherry_value_destroy(dict);
 }
 
-static void test_dict_refused(void **state) {
+static void test_refuses_bad_keys(void **state) {
     (void)state;
     wherry_error error;
     wherry_value *dict = build_dict("taken", build_int(1), NULL);
@@ -551,7 +551,7 @@ static void test_dict_refused(void **state) {
     wherry_value_destroy(dict);
 }
 
-static void test_large_dict(void **state) {
+static void test_finds_keys_in_large_dicts(void **state) {
     (void)state;
     enum { COUNT = 20000 };
     wherry_error error;
@@ -578,7 +578,7 @@ static void test_large_dict(void **state) {
     wherry_value_destroy(dict);
 }
 
-static void test_copy(void **state) {
+static void test_copies_trees(void **state) {
     (void)state;
     static const int64_t shape[] = {2, 3};
     wherry_storage *storage = build_storage(24, 1);
@@ -607,7 +607,7 @@ static void test_copy(void **state) {
 }
 
 /** The copy of a subtree is a tree without an owner. */
-static void test_copy_of_a_part(void **state) {
+static void test_copy_of_a_part_has_no_owner(void **state) {
     (void)state;
     wherry_value *inner = build_list(build_int(1), NULL);
     wherry_value *outer = build_list(inner, NULL);
@@ -620,28 +620,28 @@ static void test_copy_of_a_part(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kind_names),
-        cmocka_unit_test(test_simple_scalars),
+        cmocka_unit_test(test_kinds_have_names),
+        cmocka_unit_test(test_scalars_keep_their_content),
         cmocka_unit_test(test_floats_keep_every_bit),
-        cmocka_unit_test(test_bigint_borders),
-        cmocka_unit_test(test_strings),
-        cmocka_unit_test(test_strings_refused),
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_reading_another_kind),
-        cmocka_unit_test(test_objects),
-        cmocka_unit_test(test_objects_refused),
-        cmocka_unit_test(test_error_after_success),
-        cmocka_unit_test(test_sequences),
-        cmocka_unit_test(test_append_refused),
-        cmocka_unit_test(test_cycles_refused),
-        cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_depth_in_the_middle),
-        cmocka_unit_test(test_dict_order),
-        cmocka_unit_test(test_dict_keys),
-        cmocka_unit_test(test_dict_refused),
-        cmocka_unit_test(test_large_dict),
-        cmocka_unit_test(test_copy),
-        cmocka_unit_test(test_copy_of_a_part),
+        cmocka_unit_test(test_bigints_are_kept_at_the_limits_of_int64),
+        cmocka_unit_test(test_strings_keep_their_content),
+        cmocka_unit_test(test_refuses_bad_strings),
+        cmocka_unit_test(test_bytes_keep_their_content),
+        cmocka_unit_test(test_refuses_to_read_another_kind),
+        cmocka_unit_test(test_objects_keep_their_content),
+        cmocka_unit_test(test_refuses_bad_objects),
+        cmocka_unit_test(test_success_does_not_change_the_error),
+        cmocka_unit_test(test_sequences_keep_their_order),
+        cmocka_unit_test(test_refuses_bad_appends),
+        cmocka_unit_test(test_refuses_cycles),
+        cmocka_unit_test(test_depth_is_limited),
+        cmocka_unit_test(test_depth_is_limited_in_any_order_of_joining),
+        cmocka_unit_test(test_dicts_keep_their_order),
+        cmocka_unit_test(test_keys_of_every_kind_differ),
+        cmocka_unit_test(test_refuses_bad_keys),
+        cmocka_unit_test(test_finds_keys_in_large_dicts),
+        cmocka_unit_test(test_copies_trees),
+        cmocka_unit_test(test_copy_of_a_part_has_no_owner),
     };
     return cmocka_run_group_tests_name("value", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-"""Checkpoints between the ranks of a torch process group.
+"""Sends and receives checkpoints between the ranks of a torch process group.
 
 from wherry.torch import PGTransport    # instead of torch.distributed.checkpoint._pg_transport
 """

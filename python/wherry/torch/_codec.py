@@ -1,10 +1,10 @@
-"""The codec with torch: tensors and torch's other types, on top of the types that need no torch."""
+"""The codec for processes with torch: adds tensors and torch's other types to wherry._codec."""
 
 from __future__ import annotations
 
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,15 +14,8 @@ from torch.utils import _pytree
 from wherry import _arrays, _core, _types
 from wherry._codec import Codec, Keys
 from wherry._nodes import TENSOR_CONJ, TENSOR_NEG, TENSOR_REQUIRES_GRAD, DTensor, Object, Sharded
-from wherry._types import (
-    Decoder,
-    Encoder,
-    Refuse,
-    check_arguments,
-    expect,
-    hidden_class,
-    no_arguments,
-)
+from wherry._types import CannotSend, Decoder, DecoderMaker, Encoder
+from wherry._types import check_arguments, expect, no_arguments
 from wherry.errors import InvalidArgument, Malformed, NoMemory, Unsupported
 from wherry.torch import _tensors
 from wherry.torch._staging import Staging
@@ -41,8 +34,8 @@ DTYPES: dict[Any, int] = {
 _BY_CODE: dict[int, torch.dtype] = {code: dtype for dtype, code in DTYPES.items()}
 _CODE_NAMES = {code: name for name, (code, _) in _core.DTYPES.items()}
 
-#: Empty tensors by dtype code and device. Making tensors from these is faster than naming both each
-#: time, and does not depend on torch's default device.
+#: Empty tensors by dtype code and device. new_empty() of these is faster than torch.empty() with
+#: dtype and device, and does not depend on torch's default device.
 _EMPTY: dict[tuple[int, str], torch.Tensor] = {}
 _new_storage: Any = torch.UntypedStorage
 
@@ -67,7 +60,7 @@ def _named_decoder(type_name: str) -> Decoder:
         found = known.get(expect(payload, str))
         if found is None:
             raise Unsupported(
-                f"this version of torch has no {type_name} {payload!r:.80}: update it here"
+                f"this version of torch has no {type_name} {payload!r:.80}: update torch here"
             )
         return found
 
@@ -86,7 +79,7 @@ _ENCODERS: dict[type, Encoder] = {
     torch.memory_format: lambda value: Object("torch.memory_format", str(value)),
 }
 
-_DECODERS: dict[str, Callable[[dict[str, Any]], Decoder]] = {
+_DECODERS: dict[str, DecoderMaker] = {
     "torch.Size": no_arguments(_size),
     "torch.device": no_arguments(lambda payload: torch.device(expect(payload, str))),
     **{name: no_arguments(_named_decoder(name)) for name in _BY_NAME},
@@ -94,45 +87,42 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Decoder]] = {
 
 # ---- classes that a program has registered with torch.utils._pytree ----
 
-#: Registered by torch. These have encoders of their own.
+#: Torch registers these classes itself, but they have their own encoders.
 _BUILT_IN = frozenset((tuple, list, dict, OrderedDict, defaultdict, deque, torch.Size))
 
 
 def _registration(cls: type) -> Any:
-    """How a class was registered; None if it was not, or if torch did it for its own use."""
+    """The registration of a class; None if there is none, or if torch made it for its own use."""
     if cls in _BUILT_IN or cls.__module__.startswith("torch._"):
         return None
     return _pytree.SUPPORTED_NODES.get(cls)
 
 
-def _pytree_encoder(cls: type, refuse: Refuse, keys: Keys) -> Encoder | None:
+def _pytree_encoder(cls: type, keys: Keys) -> Encoder | None:
     node = _registration(cls)
     if node is None:
         return None
-    class_name = _types.importable_name(cls)
-    if class_name is None:
-        return hidden_class(cls, refuse)
-    name = class_name
+    name = _types.importable_name(cls)
     type_name = _types.format_type_name("torch.pytree", **{"class": name})
 
     def encode(value: Any) -> Any:
         children, context = node.flatten_fn(value)
         if isinstance(context, _pytree.ConstantNode):
-            return refuse(value, "it is registered as a constant, so it has nothing to send")
+            raise CannotSend("its class is registered as a constant, so it has no contents to send")
         return Object(type_name, keys.pack(name, context, list(children)))
 
     return encode
 
 
-def _pytree_decoder(keys: Keys) -> Callable[[dict[str, Any]], Decoder]:
+def _pytree_decoder(keys: Keys) -> DecoderMaker:
     def make(arguments: dict[str, Any]) -> Decoder:
         check_arguments(arguments, "class")
-        cls = _types.find_class(arguments.get("class"), object, "registered class")
+        cls = _types.find_class(arguments, object, "registered class")
         node = _registration(cls)
         if node is None:
             raise Unsupported(
                 f"the class {_types.full_name(cls)} is not registered in this process: call "
-                "torch.utils._pytree.register_pytree_node here as in the sender"
+                "torch.utils._pytree.register_pytree_node here, as the sender does"
             )
 
         def decode(payload: Any) -> Any:
@@ -147,10 +137,23 @@ def _pytree_decoder(keys: Keys) -> Callable[[dict[str, Any]], Decoder]:
 # ---- the codec ----
 
 
-class TorchCodec(Codec):
-    """Torch's tensors of every dtype, and its other types; everything else as without torch.
+def _distributed_encoder(cls: type) -> Encoder | None:
+    # If a program has a value of these classes, their module is already imported. The other
+    # programs need not import it.
+    tensor = sys.modules.get("torch.distributed.tensor")
+    sharded = sys.modules.get("torch.distributed._shard.sharded_tensor")
+    is_dtensor = tensor is not None and cls is tensor.DTensor
+    if not is_dtensor and (sharded is None or cls is not sharded.ShardedTensor):
+        return None
+    distributed = _need_distributed(cls.__name__)
+    encode = distributed.encode_dtensor if is_dtensor else distributed.encode_sharded
+    return lambda value: encode(value, DTYPES)
 
-    Use one per call: it keeps what the call stages on other devices.
+
+class TorchCodec(Codec):
+    """Supports torch's tensors and other types, and everything that Codec supports.
+
+    Use one codec per call: it holds the storages that this call stages.
     """
 
     tensor_types = {torch.Tensor: None, nn.Parameter: "torch.Parameter"}
@@ -159,12 +162,12 @@ class TorchCodec(Codec):
     def __init__(
         self, allow_pickle: bool = False, *, rank: int | None = None, device_mesh: Any = None
     ) -> None:
-        self._device = "cpu"  # where new tensors go that the source has on an accelerator
-        self._new_staged: torch.device | None = None  # the same, if that device is staged
+        self._device = "cpu"  # for new tensors; see new_on()
+        self._new_staged: torch.device | None = None  # the same device, if it must be staged
         self._meshes: Meshes | None = None
         super().__init__(allow_pickle, rank=rank)
         if device_mesh is not None:
-            self._meshes = self._make_meshes(device_mesh)
+            self._meshes = _need_distributed("DeviceMesh").Meshes(device_mesh, rank)
 
     def _start(self) -> None:
         super()._start()
@@ -178,44 +181,29 @@ class TorchCodec(Codec):
 
     def _find_encoder(self, cls: type, value: Any) -> Encoder | None:
         if issubclass(cls, torch.Tensor):
-            return self._distributed_encoder(cls) or _tensors.tensor_encoder(cls, self.refuse)
+            return _distributed_encoder(cls) or _tensors.tensor_encoder(cls)
         if issubclass(cls, nn.Module):
             return None  # even if it is a dataclass
-        found = _pytree_encoder(cls, self.refuse, self._keys)
+        found = _pytree_encoder(cls, self._keys)
         return found or super()._find_encoder(cls, value)
-
-    def _distributed_encoder(self, cls: type) -> Encoder | None:
-        # A program that has such a value has imported its module. Other programs do not pay for the
-        # import.
-        module = sys.modules.get("torch.distributed.tensor")
-        if module is not None and cls is module.DTensor:
-            from wherry.torch import _distributed
-
-            return lambda value: _distributed.encode_dtensor(value, DTYPES, self.refuse)
-        module = sys.modules.get("torch.distributed._shard.sharded_tensor")
-        if module is not None and cls is module.ShardedTensor:
-            from wherry.torch import _distributed
-
-            return lambda value: _distributed.encode_sharded(value, DTYPES, self.refuse)
-        return None
 
     def _reason(self, value: Any) -> str:
         if isinstance(value, torch.Generator):
             return "it is a random number generator: send value.get_state()"
         if isinstance(value, (torch.UntypedStorage, torch.TypedStorage)):
-            return "it is bare memory: send a tensor over it"
+            return "a storage has no shape: send a tensor that uses it"
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return "it is a symbol without a value"
+            return "a symbolic number has no value: send a plain number"
         return super()._reason(value)
 
-    # From a name and a payload to a value.
+    # From a type name and a payload to a value.
 
-    def _decoder_makers(self) -> dict[str, Callable[[dict[str, Any]], Decoder]]:
+    def _decoder_makers(self) -> dict[str, DecoderMaker]:
         pytree = {"torch.pytree": _pytree_decoder(self._keys)}
         return {**super()._decoder_makers(), **_DECODERS, **_tensors.DECODERS, **pytree}
 
     def to_array(self, made: Any) -> Any:
-        """A NumPy array over the memory of a tensor."""
+        """The NumPy array for a received tensor. It shares the memory of a plain host tensor."""
         if made is None or not isinstance(made, torch.Tensor):
             return super().to_array(made)
         dtype = _arrays.numpy_dtype(DTYPES[made.dtype])
@@ -227,14 +215,16 @@ class TorchCodec(Codec):
     # Devices.
 
     def new_on(self, device: Any, or_else: Any = None) -> None:
-        """Says where new tensors go.
+        """Sets the device for new tensors.
 
-        A CUDA device takes those that the source has on CUDA. A device of another kind takes all.
+        If it is a CUDA device, only tensors that the source has on CUDA go there; the others go to
+        the host. If it is any other device, all new tensors go there. None: ``or_else`` if that is
+        a CUDA device and CUDA is available, else the host.
         """
         found = torch.device("cpu" if device is None else device)
         if found.type == "meta":
             raise InvalidArgument(
-                "new tensors need memory, and the device meta has none: name another new_device"
+                "new tensors need memory, but the device meta has none: pass another new_device"
             )
         fallback = torch.device("cpu" if or_else is None else or_else)
         if device is None and fallback.type == "cuda" and torch.cuda.is_available():
@@ -246,11 +236,11 @@ class TorchCodec(Codec):
 
     def to_host(self, storage: Any) -> Any:
         if storage.device.type == "meta":
-            raise Unsupported("it has no memory, because it is on the device meta")
+            raise Unsupported("a tensor on the device meta has no memory")
         return self._staging.add(storage)
 
     def fill_host(self) -> None:
-        """For a target too: bytes that are not received must come back unchanged."""
+        """Also needed for a target: its bytes that are not received must stay unchanged."""
         self._staging.fill_host()
         if not self._target:
             self._staging = Staging()
@@ -259,15 +249,13 @@ class TorchCodec(Codec):
         self._staging.fill_device()
 
     def stream(self, devices: Iterable[int], fixed: bool = False) -> int:
-        """A stream behind all work that torch has queued on these devices; 0: the default streams.
+        """A stream that waits for this thread's current streams; 0: the default streams.
 
-        That is the work on this thread's current streams.
-
-        A call returns when its copies are done, so it has nothing to tell torch's streams or
-        allocator afterwards.
+        A transfer returns only when its copies are done, so torch's streams and its allocator need
+        not wait for them.
         """
-        # If torch has not started CUDA, the memory is somebody else's, and torch has queued
-        # nothing.
+        # If torch has not initialized CUDA, it has queued no work. Another library allocated the
+        # memory.
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call, unused-ignore]
             return 0
         own = {torch.device(self._device).index} if self._device.startswith("cuda") else set()
@@ -276,7 +264,7 @@ class TorchCodec(Codec):
             return 0
         if not fixed and len(current) == 1:
             return int(current[0].cuda_stream)
-        # From torch's pool, which never destroys a stream.
+        # This takes a stream from torch's pool, which never destroys its streams.
         make: Any = torch.cuda.Stream
         behind = make(current[0].device)
         for stream in current:
@@ -289,20 +277,18 @@ class TorchCodec(Codec):
         return device if device == "cpu" else self._device
 
     def allocate(self, nbytes: int, device: str) -> tuple[Any, int, str]:
-        """Memory for a new storage, from torch's allocator."""
+        """Allocates a new storage with torch's allocator. Returns owner, address and device."""
         if self._new_staged is not None:
             staged = self._staging.new(nbytes, self._new_staged)
             return staged, staged.data_ptr(), "cpu"
         place = self._place(device)
         try:
-            on_host = place == "cpu"
-            owner = (
-                _new_storage(nbytes)
-                if on_host
-                else _new_storage(nbytes, device=torch.device(place))
-            )
+            if place == "cpu":
+                owner = _new_storage(nbytes)
+            else:
+                owner = _new_storage(nbytes, device=torch.device(place))
         except RuntimeError as error:
-            raise NoMemory(f"torch has no {nbytes} bytes on {place}: {error}") from error
+            raise NoMemory(f"torch cannot allocate {nbytes} bytes on {place}: {error}") from error
         return owner, owner.data_ptr(), place
 
     def tensor(
@@ -315,9 +301,9 @@ class TorchCodec(Codec):
         offset: int,
         flags: int,
     ) -> Any:
-        """A tensor over what allocate() gave; owner is None if the storage has no bytes."""
+        """A tensor over memory from allocate(). ``owner`` is None if the storage has no bytes."""
         if self._new_staged is not None:
-            self._staging.fill_device()  # at the first tensor: all bytes have come
+            self._staging.fill_device()  # all bytes have arrived; the first call copies them
             device = self._device
             owner = None if owner is None else owner.on_device.untyped_storage()
         elif owner is None:
@@ -336,38 +322,33 @@ class TorchCodec(Codec):
             ) from error
 
     def dtensor(self, node: DTensor) -> Any:
-        """A received DTensor."""
-        _need_distributed("DTensor")
-        from wherry.torch import _distributed
-
+        """Makes a received DTensor."""
+        distributed = _need_distributed("DTensor")
         if self._meshes is None:
-            self._meshes = self._make_meshes(None)
-        return _distributed.make_dtensor(node, _torch_dtype(node.dtype), self._meshes)
-
-    def _make_meshes(self, given: Any) -> Meshes:
-        from wherry.torch import _distributed
-
-        return _distributed.Meshes(given, self.rank)
+            self._meshes = distributed.Meshes(None, self.rank)
+        return distributed.make_dtensor(node, _torch_dtype(node.dtype), self._meshes)
 
     def sharded(self, node: Sharded) -> Any:
-        """A received ShardedTensor."""
-        _need_distributed("ShardedTensor")
-        from wherry.torch import _distributed
-
-        return _distributed.make_sharded(node, _torch_dtype(node.dtype), self.rank)
+        """Makes a received ShardedTensor."""
+        distributed = _need_distributed("ShardedTensor")
+        return distributed.make_sharded(node, _torch_dtype(node.dtype), self.rank)
 
 
-def _need_distributed(what: str) -> None:
+def _need_distributed(what: str) -> Any:
+    """The module wherry.torch._distributed. It is imported late, because the import is slow."""
     if not torch.distributed.is_available():
         raise Unsupported(f"a {what} needs torch.distributed, which this build of torch lacks")
+    from wherry.torch import _distributed
+
+    return _distributed
 
 
 def _torch_dtype(code: int) -> torch.dtype:
     dtype = _BY_CODE.get(code)
     if dtype is None:
         raise Unsupported(
-            f"torch cannot make tensors of {_CODE_NAMES.get(code, code)} here: update torch, or "
-            "send another dtype"
+            f"this version of torch has no tensors of {_CODE_NAMES.get(code, code)}: update torch "
+            "here, or send another dtype"
         )
     return dtype
 

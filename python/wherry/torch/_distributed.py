@@ -1,10 +1,10 @@
-"""DTensor, ShardedTensor and device meshes: described for the core, and made again.
+"""Describes DTensors, ShardedTensors and device meshes to the core, and rebuilds them.
 
-A received DTensor names its mesh by device type, shape, ranks and dimension names. The receiver
-looks for a mesh with these properties: one that the caller gave (`device_mesh=`), one
-that it has seen in a state (its own or one that it sent), or a slice of either by dimension names.
-If there is none, it makes a mesh without process groups and logs a warning: such a DTensor can be
-read, but not redistributed.
+A received DTensor describes its mesh by device type, shape, ranks and dimension names. The receiver
+looks for a mesh with these properties: one that the caller passed (`device_mesh=`), one in a state
+that it has sent or received into, or a slice of either by dimension names. If there is none, it
+makes a mesh without process groups and logs a warning: the DTensor can then be read, but not
+redistributed.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from wherry import _nodes
 from wherry._nodes import Box, DTensor, Mesh, Place, Placement, Sharded, Sharding
-from wherry._types import Refuse
+from wherry._types import CannotSend
 from wherry.errors import InvalidArgument, Malformed
-from wherry.torch._tensors import parameter
+from wherry.torch._tensors import ON_META, parameter
 
 logger = logging.getLogger("wherry")
 
 # ---- meshes ----
 
-#: The dimension names of a mesh without dimensions, because the library wants at least one.
+#: Dimension names that mark a mesh without dimensions. The library requires at least one dimension.
 POINT = ("(a single rank)",)
 
 _lock = threading.Lock()
 _nodes_by_mesh: weakref.WeakKeyDictionary[DeviceMesh, Mesh] = weakref.WeakKeyDictionary()
 _meshes: weakref.WeakValueDictionary[Mesh, DeviceMesh] = weakref.WeakValueDictionary()
-_made: weakref.WeakValueDictionary[int, DeviceMesh] = weakref.WeakValueDictionary()  # here, by id
+#: The meshes that this module made, by id.
+_made: weakref.WeakValueDictionary[int, DeviceMesh] = weakref.WeakValueDictionary()
 
 
 def describe_mesh(mesh: DeviceMesh) -> Mesh:
-    """The node of a mesh. The mesh is remembered while the program holds it."""
+    """The node of a mesh. Also remembers the mesh, until the program drops it."""
     node = _nodes_by_mesh.get(mesh)
     if node is None:
         ranks = mesh.mesh
@@ -63,7 +64,7 @@ def describe_mesh(mesh: DeviceMesh) -> Mesh:
         with _lock:
             _nodes_by_mesh[mesh] = node
     known = _meshes.get(node)
-    # After a failure a program makes its groups and meshes again. The old ones may still be around.
+    # After a failure, a program recreates its groups and meshes, but old meshes may still exist.
     if known is not mesh and (known is None or not _can_communicate(known)):
         with _lock:
             _meshes[node] = mesh
@@ -74,9 +75,9 @@ def _can_communicate(mesh: DeviceMesh) -> bool:
     try:
         groups = mesh.get_all_groups()
         alive = all(dist.get_process_group_ranks(group) for group in groups)
-    except Exception:  # it has no groups, or torch has destroyed them
+    except Exception:  # the mesh has no groups, or torch has destroyed them
         return False
-    # Torch looks groups up by name, and a group that was made later may have the same name.
+    # Torch finds groups by name, so get_all_groups() may return newer groups with the same names.
     root = getattr(mesh, "_root_mesh", None) or mesh
     made_with = list(getattr(root, "_pg_registry", {}).values())
     return alive and (
@@ -90,7 +91,7 @@ class Meshes:
     def __init__(self, given: DeviceMesh | Sequence[DeviceMesh] | None, rank: int | None) -> None:
         several = (given,) if isinstance(given, DeviceMesh) else tuple(given or ())
         if not all(isinstance(mesh, DeviceMesh) for mesh in several):
-            raise InvalidArgument("device_mesh is a DeviceMesh, or several of them")
+            raise InvalidArgument("device_mesh must be a DeviceMesh or a sequence of them")
         self._rank = dist.get_rank() if dist.is_initialized() else rank
         self._found: dict[Mesh, DeviceMesh] = {}
         self._looked_at_slices = False
@@ -98,15 +99,15 @@ class Meshes:
         self._add_slices(several)
 
     def find(self, node: Mesh) -> DeviceMesh:
-        """A mesh of this process, with its process groups if it has some."""
+        """A mesh of this process that matches the node. Makes one if there is none."""
         if node not in self._found:
             known = _meshes.get(node)
             if known is not None and self._fits(known):
                 self._found[node] = known
         if node not in self._found and not self._looked_at_slices:
             self._looked_at_slices = True
-            # Once per call, and not of meshes that were made here: a sender chooses the number of
-            # meshes and of their dimensions.
+            # Do this once, and not for meshes that were made here: a hostile sender could cause
+            # many of these, with many dimensions.
             self._add_slices(
                 mesh
                 for mesh in list(_meshes.values())
@@ -117,12 +118,12 @@ class Meshes:
         return self._found[node]
 
     def _fits(self, mesh: DeviceMesh) -> bool:
-        """A mesh knows which of its ranks this process is."""
+        """True if the mesh is for this process's rank, and can communicate or was made here."""
         same_rank = self._rank is None or getattr(mesh, "_rank", self._rank) == self._rank
         return same_rank and (_made.get(id(mesh)) is mesh or _can_communicate(mesh))
 
     def _add_slices(self, meshes: Iterable[DeviceMesh]) -> None:
-        """Adds meshes, and what their dimension names select of them. This does not communicate."""
+        """Adds meshes, and their slices by dimension names. Does not communicate."""
         for mesh in meshes:
             names = mesh.mesh_dim_names or ()
             self._found.setdefault(describe_mesh(mesh), mesh)
@@ -155,7 +156,8 @@ class Meshes:
             self._warned = True
             logger.warning(
                 "this process has no device mesh like that of the received DTensors (shape %s, "
-                "dimensions %s), so they get one that cannot communicate: pass device_mesh=",
+                "dimensions %s), so they get a mesh that cannot communicate; to use your own mesh, "
+                "pass device_mesh=",
                 list(node.shape),
                 node.dim_names,
             )
@@ -163,7 +165,7 @@ class Meshes:
 
 
 def forget_meshes() -> None:
-    """Forgets all meshes: for tests."""
+    """Forgets all meshes. Only tests need this."""
     with _lock:
         _nodes_by_mesh.clear()
         _meshes.clear()
@@ -173,39 +175,35 @@ def forget_meshes() -> None:
 # ---- DTensor ----
 
 
-def encode_dtensor(value: Any, dtypes: dict[Any, int], refuse: Refuse) -> Any:
+def encode_dtensor(value: Any, dtypes: dict[Any, int]) -> Any:
     """The node of a DTensor."""
     spec = value._spec
     local = value._local_tensor
     meta = spec.tensor_meta
     if type(local) is not torch.Tensor:
-        return refuse(
-            value,
-            f"its local part is a {type(local).__name__}: redistribute it, or wait for its local "
-            "part, first",
+        raise CannotSend(
+            f"its local tensor is a {type(local).__name__}, not a torch.Tensor: redistribute it "
+            "first, or wait for pending communication"
         )
     if local.is_meta:
-        return refuse(
-            value,
-            "it has no memory, because it is on the device meta: give it some first, for example "
-            "with module.to_empty(device='cpu')",
-        )
+        raise CannotSend(ON_META)
     if meta is None:
-        return refuse(
-            value,
-            "its global shape is not known: make it by DTensor.from_local or distribute_tensor",
+        raise CannotSend(
+            "its global shape is unknown: create it with DTensor.from_local or distribute_tensor"
         )
     placements = tuple([_describe_placement(placement) for placement in spec.placements])
     if None in placements:
-        return refuse(
-            value,
-            f"its placements are {spec.placements}, and only Replicate, Shard and Partial can be "
-            "sent: redistribute it first",
+        raise CannotSend(
+            f"its placements are {spec.placements}, but only Replicate, Shard and Partial can be "
+            "sent: redistribute it first"
         )
-    # The order of cuts can differ from that of the mesh only if there is more than one.
+    # The receiver makes a spec that shards in the order of the mesh dimensions. Only two or more
+    # sharded dimensions can have another order.
     cuts = sum(one.kind in (_nodes.SHARD, _nodes.STRIDED_SHARD) for one in placements)
-    if cuts > 1 and not _cut_in_mesh_order(spec):
-        return refuse(value, "it is cut in another order than its mesh: redistribute it first")
+    if cuts > 1 and spec != DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta):
+        raise CannotSend(
+            "its shard order differs from the order of its mesh dimensions: redistribute it first"
+        )
     flags = _nodes.TENSOR_REQUIRES_GRAD if value.requires_grad else 0
     mesh = describe_mesh(spec.mesh)
     if mesh.dim_names == POINT:
@@ -214,10 +212,6 @@ def encode_dtensor(value: Any, dtypes: dict[Any, int], refuse: Refuse) -> Any:
         local, mesh, placements, dtypes[meta.dtype], flags, tuple(meta.shape), tuple(meta.stride)
     )
     return parameter(value, node)
-
-
-def _cut_in_mesh_order(spec: Any) -> bool:
-    return bool(DTensorSpec(spec.mesh, spec.placements, tensor_meta=spec.tensor_meta) == spec)
 
 
 def _describe_placement(placement: Any) -> Any:
@@ -244,19 +238,18 @@ def _make_placement(node: Placement) -> Any:
 
 
 def make_dtensor(node: DTensor, dtype: torch.dtype, meshes: Meshes) -> Any:
-    """A DTensor over a mesh of this process."""
+    """Makes a received DTensor over a mesh of this process."""
     mesh = meshes.find(node.mesh)
     try:
         meta = TensorMeta(torch.Size(node.shape), tuple(node.strides), dtype)
-        placements = (
-            () if node.mesh.dim_names == POINT else tuple(map(_make_placement, node.placements))
-        )
+        point = node.mesh.dim_names == POINT
+        placements = () if point else tuple(map(_make_placement, node.placements))
         spec = DTensorSpec(mesh, placements, tensor_meta=meta)
         requires_grad = bool(node.flags & _nodes.TENSOR_REQUIRES_GRAD)
         make: Any = TorchDTensor
         return make(node.local, spec, requires_grad=requires_grad)
     except Exception as error:
-        raise Malformed(f"torch cannot make the DTensor that was sent: {error}") from error
+        raise Malformed(f"torch cannot make the received DTensor: {error}") from error
 
 
 # ---- ShardedTensor ----
@@ -270,44 +263,35 @@ _FORMATS = {
 _MEMORY_FORMATS = {number: memory_format for memory_format, number in _FORMATS.items()}
 
 
-class _CannotDescribe(Exception):
-    """A ShardedTensor cannot be described; the text says why."""
-
-
-def encode_sharded(value: Any, dtypes: dict[Any, int], refuse: Refuse) -> Any:
+def encode_sharded(value: Any, dtypes: dict[Any, int]) -> Any:
     """The node of a ShardedTensor."""
     metadata = value.metadata()
     properties = metadata.tensor_properties
     shards = value.local_shards()
     if any(type(shard.tensor) is not torch.Tensor or shard.tensor.is_meta for shard in shards):
-        return refuse(
-            value,
-            "a local shard is not a plain tensor with memory: make the shards of "
-            "tensor.detach(), not on the device meta",
+        raise CannotSend(
+            "a local shard is not a plain tensor with memory: create the shards from "
+            "tensor.detach(), not on the device meta"
         )
-    try:
-        return Sharded(
-            dtypes[properties.dtype],
-            bool(properties.requires_grad),
-            bool(properties.pin_memory),
-            _FORMATS[properties.memory_format],
-            tuple(metadata.size),
-            tuple([shard.tensor for shard in shards]),
-            tuple([_describe_box(shard.metadata) for shard in shards]),
-            tuple([_describe_box(shard) for shard in metadata.shards_metadata]),
-            _describe_sharding(value.sharding_spec()),
-        )
-    except _CannotDescribe as reason:
-        return refuse(value, str(reason))
+    return Sharded(
+        dtypes[properties.dtype],
+        bool(properties.requires_grad),
+        bool(properties.pin_memory),
+        _FORMATS[properties.memory_format],
+        tuple(metadata.size),
+        tuple([shard.tensor for shard in shards]),
+        tuple([_describe_box(shard.metadata) for shard in shards]),
+        tuple([_describe_box(shard) for shard in metadata.shards_metadata]),
+        _describe_sharding(value.sharding_spec()),
+    )
 
 
 def _describe_place(placement: Any) -> Place:
     if placement is None:
-        raise _CannotDescribe("a shard has no placement: give it one, such as 'rank:0/cpu'")
+        raise CannotSend("a shard has no placement: set one, such as 'rank:0/cpu'")
     if placement.worker_name() is not None:
-        raise _CannotDescribe(
-            f"a shard is placed at {placement}, which names a worker: use ranks, such as "
-            "'rank:0/cpu'"
+        raise CannotSend(
+            f"the placement {placement} of a shard names a worker: use a rank, such as 'rank:0/cpu'"
         )
     rank = placement.rank()
     return Place(-1 if rank is None else rank, str(placement.device()))
@@ -321,21 +305,13 @@ def _describe_box(shard: ShardMetadata) -> Box:
 
 def _describe_sharding(spec: Any) -> Sharding:
     if type(spec) is ChunkShardingSpec:
-        return Sharding(
-            _nodes.SHARDING_CHUNK,
-            int(spec.dim),
-            tuple([_describe_place(place) for place in spec.placements]),
-            (),
-        )
+        places = tuple([_describe_place(place) for place in spec.placements])
+        return Sharding(_nodes.SHARDING_CHUNK, int(spec.dim), places, ())
     if type(spec) is EnumerableShardingSpec:
-        return Sharding(
-            _nodes.SHARDING_ENUMERABLE,
-            0,
-            (),
-            tuple([_describe_box(shard) for shard in spec.shards]),
-        )
-    raise _CannotDescribe(
-        f"its sharding is a {type(spec).__name__}, and only ChunkShardingSpec and "
+        boxes = tuple([_describe_box(shard) for shard in spec.shards])
+        return Sharding(_nodes.SHARDING_ENUMERABLE, 0, (), boxes)
+    raise CannotSend(
+        f"its sharding spec is a {type(spec).__name__}, but only ChunkShardingSpec and "
         "EnumerableShardingSpec can be sent"
     )
 
@@ -351,22 +327,19 @@ def _make_box(box: Box) -> ShardMetadata:
 def _make_sharding(node: Sharding, shards: list[ShardMetadata]) -> Any:
     if node.kind == _nodes.SHARDING_CHUNK:
         return ChunkShardingSpec(node.dim, [_make_place(place) for place in node.places])
-    # The constructor compares every shard with every other, and the sender chooses their number.
+    # Skip the constructor: it compares every pair of shards, and the sender chooses their number.
     spec = EnumerableShardingSpec.__new__(EnumerableShardingSpec)
-    spec.shards = (
-        [_make_box(box) for box in node.boxes]
-        if node.kind == _nodes.SHARDING_ENUMERABLE
-        else shards
-    )
+    listed = node.kind == _nodes.SHARDING_ENUMERABLE
+    spec.shards = [_make_box(box) for box in node.boxes] if listed else shards
     return spec
 
 
 def make_sharded(node: Sharded, dtype: torch.dtype, rank: int | None) -> Any:
-    """A ShardedTensor whose local shards are on `rank`, this process.
+    """Makes a received ShardedTensor. Its local shards are on `rank`, which is this process.
 
-    Torch's constructors require a process group, as many local shards as the metadata gives this
-    rank, and pinned memory if the sender's was pinned. A received ShardedTensor may lack each of
-    these, so its parts are set here.
+    Torch's constructors require a process group, as many local shards as the metadata has for this
+    rank, and pinned memory if the sender's was pinned. A received ShardedTensor may lack any of
+    these, so this function sets the attributes itself.
     """
     if rank is None and dist.is_initialized():
         rank = dist.get_rank()
@@ -388,7 +361,7 @@ def make_sharded(node: Sharded, dtype: torch.dtype, rank: int | None) -> Any:
         made._sharding_spec = _make_sharding(node.sharding, shards)
         made._metadata = ShardedTensorMetadata(shards, torch.Size(node.shape), properties)
     except Exception as error:
-        raise Malformed(f"torch cannot make the ShardedTensor that was sent: {error}") from error
+        raise Malformed(f"torch cannot make the received ShardedTensor: {error}") from error
     made._local_shards = local
     made._init_rrefs = False
     made._sharded_tensor_id = None

@@ -1,18 +1,18 @@
-"""Control and bytes over a gloo process group: what `lanes="group"` uses.
+"""Sends control messages and bytes over a gloo process group, for `lanes="group"`.
 
-A session lasts for one call and connects the ranks that take part in it. Messages go in frames of
-one size. A message that does not fit into a frame follows it in a second tensor, whose size the
-frame gives. Bytes of tensors move as blocks, straight from and into their memory.
+A session lasts for one call and connects the ranks of that call. Messages are sent in frames of
+fixed size. If a message does not fit into a frame, the frame has only its size, and the message
+follows in a second tensor. Bytes of tensors move as blocks, without extra copies.
 
 Invariants:
 
-1. Each peer has a thread that reads, one that writes and one that waits for blocks, because a wait
-   inside torch can be neither polled nor interrupted.
-2. A session that ends in order sends a last frame, and both sides read up to it. So it leaves
-   nothing in the group for the next session to find.
-3. A session that cannot end in order (timeout, cancel, lost peer) breaks the group: `broken` says
+1. Each peer has three threads: one reads, one writes and one waits for blocks. A wait inside torch
+   can be neither polled nor interrupted.
+2. A session that ends normally sends a last frame, and both sides read up to it. So it leaves
+   nothing in the group that the next session could receive.
+3. A session that cannot end normally (timeout, cancel, lost peer) breaks the group: `broken` says
    why. Gloo closes all connections of a group when one operation times out, and end() uses that to
-   end everything that is under way.
+   end all running operations.
 4. No memory of a caller is used after its operation is done or ended.
 """
 
@@ -24,6 +24,7 @@ import itertools
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -34,30 +35,34 @@ from wherry import _core
 from wherry.errors import Closed, PeerLost
 
 FRAME_BYTES = 4 << 10
-_HEADER_BYTES = 5  # the length, and 1 in the last frame
+_HEADER_BYTES = 5  # four for the length, and a flag that is 1 in the last frame
 _INLINE_BYTES = FRAME_BYTES - _HEADER_BYTES
 _MESSAGE_MAX = 8 << 20
 _QUEUED_MESSAGES = 8  # per peer
 
-#: The tag of frames. Blocks of channel N use this plus N + 1. Programs are unlikely to use the same
-#: tags.
+#: The tag of frames. Blocks of channel N have the tag _TAG + N + 1. Other code of the program is
+#: unlikely to use the same tags.
 _TAG = 0x5748_0000
 
-#: A block moves in pieces of this size. All are received ahead, and sent one after the other. The
-#: sending thread writes what the socket takes at once, which is about this much; gloo's own thread
-#: writes the rest of longer ones, which is slower.
+#: A block moves in pieces of this size. The receiver starts all receives at once, and the sender
+#: sends one piece after the other. The sending thread writes pieces of this size itself. If pieces
+#: were larger, gloo's own thread would write a part of them, which is slower.
 _PIECE_BYTES = 4 << 20
 
-#: How long the other side may take to end a session that went well.
+#: How long the other side may take to send its last frame after a session without failure.
 _PARTING_SECONDS = 10.0
 
-#: How much longer than the call a message may be under way, if nobody ends it; and how long a block
-#: may be.
+#: Frames get this much more time than the call. Normally, end() ends them before that.
 _MARGIN = timedelta(seconds=30)
+
+#: How long each piece of a block may take.
 _BLOCK_LIMIT = timedelta(seconds=30)
 
-#: At exit, a thread inside torch is waited for if its limit ends within this time.
+#: At exit, the interpreter waits for a thread inside torch if its wait ends within this time.
 _EXIT_SECONDS = 5.0
+
+#: Why a process group can no longer be used. A timeout inside a gloo group breaks it permanently.
+_broken: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def _loss(rank: int, error: Exception) -> PeerLost:
@@ -65,16 +70,16 @@ def _loss(rank: int, error: Exception) -> PeerLost:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of what torch says, without the source file that it names first."""
+    """The first line of torch's message, without the source file at its start."""
     first = (str(error).splitlines() or [type(error).__name__])[0]
     return first.partition("] ")[2] or first if first.startswith("[/") else first
 
 
 class Operation:
-    """A send or a receive that is under way in torch, in one piece or several.
+    """A send or a receive in torch, of one or more pieces.
 
-    `begun` are the pieces that are under way already. `more` begins the others, each when the one
-    before it is done.
+    `begun` has the pieces that have been started. Iterating over `more` starts the others. Each is
+    started when the piece before it is done.
     """
 
     def __init__(
@@ -94,12 +99,12 @@ class Operation:
         self._begun = begun
         self._more = iter(more)
         self._given_up = False
-        self._lock = threading.Lock()  # for the three above
+        self._lock = threading.Lock()  # protects _begun, _more and _given_up
         self._done = threading.Event()
 
     def wait(self) -> None:
-        """Waits for all pieces, in a thread for this purpose."""
-        if self.done(0):  # given up before it began
+        """Waits for all pieces. Called in a thread of the peer."""
+        if self.done(0):  # end() was called before
             return
         self.waiter = threading.current_thread()
         _waiting.add(self)
@@ -116,10 +121,10 @@ class Operation:
         _waiting.discard(self)
 
     def _piece(self, number: int) -> Any:
-        """A piece that is under way, or None after the last one."""
+        """Returns a piece, and starts it if necessary. None after the last one."""
         with self._lock:
             if self._given_up:
-                raise Closed("it was given up")
+                raise Closed("the operation was abandoned")
             if number == len(self._begun):
                 self._begun += itertools.islice(self._more, 1)
             return self._begun[number] if number < len(self._begun) else None
@@ -128,32 +133,31 @@ class Operation:
         return self._done.wait(seconds)
 
     def end(self) -> None:
-        """Ends the operation.
+        """Ends the operation by a wait that times out.
 
-        A wait that times out closes the group's connections, and then gloo leaves the memory alone.
-
-        The waiting thread usually notices. It does not if the other side died while a piece was
-        moving: gloo wakes nobody then, and the thread ends with its limit, or with the process.
+        The timeout closes the group's connections, after which gloo does not access the memory. It
+        usually wakes the waiting thread too. If the other side died while a piece was moving, gloo
+        does not wake that thread. The thread then ends at its time limit, or at process exit.
         """
         with self._lock:
             self._given_up = True
         try:
-            for piece in self._begun:  # a piece that another thread waits for times out too
+            for piece in self._begun:  # even if another thread waits for the same piece
                 piece.wait(timedelta(milliseconds=1))
-        except Exception as error:  # as intended
+        except Exception as error:  # the timeout
             self.error = self.error or error
         self._done.set()
 
 
-#: Operations that a thread is waiting for inside torch.
+#: The operations for which a thread is waiting inside torch.
 _waiting: set[Operation] = set()
 
 
 def _end_waits() -> None:
-    """Ends what is under way when the interpreter exits.
+    """Ends all operations when the interpreter exits.
 
-    A thread that returns from torch after that aborts the process. A thread that nothing wakes is
-    waited for if its limit comes soon; otherwise it ends with the process.
+    A thread that returns from torch during the exit would abort the process. So this function waits
+    for threads that do not wake, but only if their time limit ends within _EXIT_SECONDS.
     """
     for operation in list(_waiting):
         left = operation.waits_until - time.monotonic()
@@ -169,12 +173,12 @@ atexit.register(_end_waits)
 
 
 class _Peer:
-    """The threads and queues of one rank."""
+    """The threads and queues for one other rank."""
 
     def __init__(self, session: PgSession, rank: int) -> None:
         self._session = session
         self.rank = rank
-        # None stands for the last frame.
+        # None means the last frame.
         self.outgoing: queue.Queue[bytes | None] = queue.Queue(_QUEUED_MESSAGES)
         self.blocks: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._reading: Operation | None = None
@@ -199,12 +203,15 @@ class _Peer:
             frame = self._receive(FRAME_BYTES)
             size, flag = int.from_bytes(frame[: _HEADER_BYTES - 1], "big"), frame[_HEADER_BYTES - 1]
             if size > _MESSAGE_MAX or flag > 1:
-                raise Closed(f"rank {self.rank} sent something that is not a frame of Wherry")
+                raise Closed(
+                    f"rank {self.rank} sent bytes that are not a valid frame: use the same version "
+                    "of Wherry on all ranks"
+                )
             last = flag == 1
             inline = frame[_HEADER_BYTES : _HEADER_BYTES + size]
             message = inline if size <= _INLINE_BYTES else self._receive(size)
             if not last:
-                self._session.deliver(self.rank, message)
+                self._session.incoming.put((self.rank, message))
 
     def _receive(self, size: int) -> bytes:
         tensor = torch.empty(size, dtype=torch.uint8)
@@ -229,7 +236,7 @@ class _Peer:
         self._finish(operation)
 
     def _finish(self, operation: Operation) -> None:
-        if self._session.broken:  # nobody else would end it
+        if self._session.broken:  # end() of the peer may have run before the operation began
             operation.end()
         operation.wait()
         if operation.error:
@@ -240,19 +247,19 @@ class _Peer:
             operation.wait()
 
     def join_waiter(self) -> None:
-        """Ends the thread that waits for blocks. No block may be under way."""
+        """Ends the thread that waits for blocks. No block may be moving."""
         self.blocks.put(None)
         self._waiter.join(1)
 
     def join(self, seconds: float) -> bool:
-        """True if both sides have sent their last frame in time."""
+        """Waits for the threads that read and write. True if both have ended in time."""
         end = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
     def end(self) -> None:
-        """Ends what is under way."""
+        """Ends the current read and write."""
         for operation in (self._reading, self._writing):
             if operation and not operation.done(0):
                 operation.end()
@@ -263,38 +270,41 @@ class _Peer:
 
 
 class PgSession:
-    """A group over a process group, for one call with some ranks.
+    """A group of Wherry over a process group, for one call with some of its ranks.
 
-    It is the table of functions behind `group`, of which a transport can be made. After close(),
-    `broken` says why the process group must be made again, or is empty.
+    The library calls the methods of this class through `group` (see group_type.c). `broken` says
+    why the process group can no longer be used; "" if it can be used.
     """
 
     def __init__(self, pg: Any, peers: Sequence[int], timeout: timedelta) -> None:
         self._pg = pg
         self._limit = timeout + _MARGIN
-        self.broken = ""
         self._lost: dict[int, Exception] = {}
-        self._incoming: queue.SimpleQueue[tuple[int, bytes | Exception]] = queue.SimpleQueue()
+        self.incoming: queue.SimpleQueue[tuple[int, bytes | Exception]] = queue.SimpleQueue()
         self.peers: dict[int, _Peer] = {}
+        self._check()
         try:
             for rank in peers:
                 self.peers[rank] = _Peer(self, rank)
             rank, size = pg.rank(), pg.size()
             self.group = _core.Group.from_table(self, "torch", rank, size, _MESSAGE_MAX, True)
         except BaseException:
-            self._break("a transfer over it could not begin")
+            self._break("a transfer over it could not start")
             self._end_peers()
             raise
 
-    def _break(self, reason: str) -> None:
-        """Keeps the first reason."""
-        self.broken = self.broken or reason
+    @property
+    def broken(self) -> str:
+        return _broken.get(self._pg, "")
 
-    # The functions that the library calls, in the thread that called it.
+    def _break(self, reason: str) -> None:
+        _broken.setdefault(self._pg, reason)  # keeps the first reason
+
+    # The library calls these functions, in the thread that called the library.
 
     def send(self, rank: int, message: bytes, timeout_ms: int) -> bool:
         peer = self.peers.get(rank)
-        if peer is None:  # it takes no part in this call
+        if peer is None:  # the rank takes no part in this call
             return False
         self._check(rank)
         try:
@@ -304,18 +314,18 @@ class PgSession:
         return True
 
     def receive(self, timeout_ms: int) -> list[tuple[int, bytes]]:
-        """All messages that have arrived; waits for the first one."""
+        """Returns all messages that have arrived. If there is none, waits for one."""
         found: list[tuple[int, bytes]] = []
         try:
-            rank, message = self._incoming.get(timeout_ms > 0, timeout_ms / 1000 or None)
+            rank, message = self.incoming.get(timeout_ms > 0, timeout_ms / 1000 or None)
             while True:
                 if isinstance(message, Exception):
-                    if found:  # deliver those first
-                        self._incoming.put((rank, message))
+                    if found:  # return these first; a later call raises
+                        self.incoming.put((rank, message))
                         return found
                     raise _loss(rank, message)
                 found.append((rank, message))
-                rank, message = self._incoming.get_nowait()
+                rank, message = self.incoming.get_nowait()
         except queue.Empty:
             return found
 
@@ -334,7 +344,7 @@ class PgSession:
 
     def abandon(self, operation: Operation) -> None:
         if not operation.done(0):
-            self._break(f"a block to or from rank {operation.rank} was given up")
+            self._break(f"a block to or from rank {operation.rank} was abandoned")
             operation.end()
 
     def destroy(self) -> None:
@@ -355,7 +365,7 @@ class PgSession:
         try:
             if what == "recv":
                 begun.extend(pieces)
-        except BaseException as error:  # nobody else knows of the pieces that have begun
+        except BaseException as error:  # only this function knows the pieces that have begun
             operation.end()
             if isinstance(error, RuntimeError):
                 raise _loss(rank, error) from error
@@ -363,37 +373,31 @@ class PgSession:
         self.peers[rank].blocks.put(operation)
         return operation
 
-    def _check(self, rank: int) -> None:
-        """Raises if nothing can be sent to a rank, with the reason if that rank was lost."""
-        if rank in self._lost:
+    def _check(self, rank: int | None = None) -> None:
+        """Raises if the rank was lost, or if the process group can no longer be used."""
+        if rank is not None and rank in self._lost:
             raise _loss(rank, self._lost[rank])
         if self.broken:
             raise Closed(
-                f"this process group cannot be used any more, make it again: {self.broken}"
+                f"this process group can no longer be used ({self.broken}): create a new one"
             )
 
     # For the threads of the peers.
 
     def begin(self, what: str, tensor: torch.Tensor, rank: int) -> Operation:
-        """Begins to send or receive a tensor. `what` is "send" or "recv"."""
+        """Starts to send or receive a tensor. `what` is "send" or "recv"."""
         work = getattr(self._pg, what)([tensor], rank, _TAG)
         return Operation([work], tensor, rank, self._limit)
-
-    def deliver(self, rank: int, message: bytes) -> None:
-        self._incoming.put((rank, message))
 
     def lose(self, rank: int, error: Exception) -> None:
         self._lost.setdefault(rank, error)
         self._break(f"rank {rank} was lost: {_first_line(error)}")
-        self._incoming.put((rank, error))
+        self.incoming.put((rank, error))
 
     # The end.
 
     def close(self, failed: bool) -> None:
-        """Leaves the group and ends all threads.
-
-        `failed`: something is under way, so that the process group breaks.
-        """
+        """Leaves the group and ends all threads. `failed`: operations may still be running."""
         self.group.leave()
         if failed:
             self._break("a transfer over it ended early")
@@ -402,7 +406,7 @@ class PgSession:
                 peer.outgoing.put(None)
             end = time.monotonic() + _PARTING_SECONDS
             if not all(peer.join(max(0.0, end - time.monotonic())) for peer in self.peers.values()):
-                self._break("another rank did not end the transfer")
+                self._break("another rank did not end the transfer in time")
         self._end_peers()
 
     def _end_peers(self) -> None:

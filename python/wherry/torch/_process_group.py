@@ -1,4 +1,4 @@
-"""What Wherry needs to know of a torch process group: backend, store, ranks and hosts."""
+"""Reads properties of a torch process group: its backend, store, ranks and hosts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch.distributed import distributed_c10d
 from wherry._rendezvous import address_for_others, is_loopback
 from wherry.errors import InvalidArgument
 
-#: Attributes in which wrappers keep their process group.
+#: The attributes in which wrapper classes store the process group that they wrap.
 _INNER_NAMES = ("parent", "_pg", "pg", "_process_group", "process_group", "_wrapped")
 
-#: Wrappers of wrappers exist. More levels than this mean a cycle.
+#: Wrappers can be nested. More levels than this mean a cycle.
 _MAX_DEPTH = 8
 
 
 def unwrap(pg: Any) -> Any:
-    """The process group inside wrappers such as torchft's, which may hold another one each time.
+    """The process group inside wrappers such as torchft's. A wrapper may replace it at any time.
 
-    A wrapper's own rank() and store are those of an empty group, so they are never used.
+    A wrapper's own rank() and store belong to an empty group, so they are never used.
     """
     if pg is None:
         pg = distributed_c10d._get_default_group()
@@ -41,7 +41,7 @@ def _inside(pg: Any) -> Any:
     for name in _INNER_NAMES:
         try:
             inner = getattr(pg, name, None)
-        except AssertionError as error:  # torchft raises it if there is no group yet
+        except AssertionError as error:  # torchft raises this if the wrapper has no group yet
             raise InvalidArgument(f"the process group cannot be used yet: {error}") from error
         if inner is None or inner is pg:
             continue
@@ -51,25 +51,22 @@ def _inside(pg: Any) -> Any:
 
 
 def _check_rank(pg: Any) -> None:
-    """Refuses a class that knows its size but not its rank.
-
-    torchft has such classes, for groups in another process.
-    """
+    """Raises for a class that has a size but no rank, such as torchft's for remote groups."""
     base, own = dist.ProcessGroup, type(pg)
     if not isinstance(pg, base) or own.rank is not base.rank or own.size is base.size:
         return
     if base.size(pg) != pg.size():
         raise InvalidArgument(
-            f"a {own.__name__} does not tell which rank this process has: pass a process group "
+            f"a {own.__name__} does not provide the rank of this process: pass a process group "
             "that does, or, with torchft, use wherry.torchft.Transport"
         )
 
 
 def is_registered(pg: Any) -> bool:
-    """True if torch made the group, and has not destroyed it."""
+    """True if torch created the group, and has not destroyed it."""
     try:
         return pg in distributed_c10d._world.pg_map
-    except TypeError:  # it cannot be hashed
+    except TypeError:  # the object cannot be hashed
         return False
 
 
@@ -87,7 +84,7 @@ def store_of(pg: Any) -> Store | None:
 
 
 def backend_of(pg: Any) -> str:
-    """The name of the backend that carries tensors in host memory: "gloo"."""
+    """The name of the backend for tensors in host memory, for example "gloo"."""
     try:
         return str(pg._get_backend(torch.device("cpu")).name()).lower()
     except (AttributeError, RuntimeError):
@@ -99,15 +96,15 @@ def backend_of(pg: Any) -> str:
 
 
 def is_gloo(pg: Any) -> bool:
-    """True if the group can carry a transfer.
+    """True if transfers can use the group itself (`lanes="group"`).
 
-    Only gloo keeps messages with different tags apart, and stops using memory that was given up.
+    Only gloo supports tags and also stops accessing the memory of an abandoned operation.
     """
     return backend_of(pg) == "gloo"
 
 
 def global_ranks(pg: Any) -> tuple[list[int], int]:
-    """The rank in the whole job of each member of a group, and the size of the job."""
+    """The global rank of each member of a group, and the number of ranks in the job."""
     size = pg.size()
     if dist.is_initialized() and is_registered(pg):
         return list(dist.get_process_group_ranks(pg)), dist.get_world_size()
@@ -115,39 +112,40 @@ def global_ranks(pg: Any) -> tuple[list[int], int]:
 
 
 def own_rank(pg: Any) -> int:
-    """The rank of this process in the whole job, as meshes and shard placements name it."""
+    """The global rank of this process, which meshes and shard placements use."""
     return dist.get_rank() if dist.is_initialized() else int(pg.rank())
 
 
 def host_for(pg: Any, store: Store | None) -> str:
     """The address at which the other ranks of the group reach this process.
 
-    It is loopback if all ranks are on one host, as far as is known. Otherwise it is the address of
-    this host on the route to the store's host.
+    It is loopback if on_one_host(). Otherwise it is the address of this host on the route to the
+    store's host.
     """
     known = _store_host(pg, store)
     if known is None:
         return "127.0.0.1"
     return address_for_others(
         known,
-        "set MASTER_ADDR to an address that all hosts reach, or WHERRY_INTERFACE to an interface",
+        "set MASTER_ADDR to an address that all hosts can reach, or WHERRY_INTERFACE to the name "
+        "of a network interface",
     )
 
 
 def on_one_host(pg: Any) -> bool:
-    """True if all ranks of the group are on this host, as far as is known."""
+    """True if all ranks of the group are on this host, as far as this process knows."""
     return _store_host(pg, store_of(pg)) is None
 
 
 def _store_host(pg: Any, store: Store | None) -> str | None:
-    """A host that all ranks know, or None if all of them are on this one."""
+    """A host that all ranks can reach, or None if all ranks are on this host."""
     base = store
     while isinstance(base, PrefixStore):
         base = base.underlying_store
     here, everywhere = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
     if isinstance(base, HashStore):
         return None
-    # What the launcher says is true only of groups that torch made of the launcher's ranks.
+    # The launcher's variables count its own ranks, so use them only for groups of these ranks.
     if (
         here is not None
         and here == everywhere

@@ -1,25 +1,28 @@
-"""How the ranks of a process group meet, to send and to receive.
+"""How the ranks of a process group connect to each other, to send and to receive.
 
 There are three ways, one class each:
 
-- `StoreRendezvous`, the usual one: a source leaves the ticket of its listener in the group's store.
+- `StoreRendezvous`, the default: a source stores the ticket of its listener in the group's store.
 - `AddressRendezvous`: all ranks of the job join an ordinary group at an address.
-- `GroupRendezvous`: control and bytes go over the process group itself (`lanes="group"`, gloo
+- `GroupRendezvous`: messages and bytes go over the process group itself (`lanes="group"`, gloo
   only).
 
 Invariants:
 
-1. Transports of one process over one process group share a rendezvous. It ends with the last of
-them. 2. A finalizer may call release() in any thread, even in one that holds `_lock`. So `_lock` is
-   reentrant, and nothing slow happens under it.
-3. Whatever may block holds `_opening`, a source's lock or `_turn` instead. No finalizer takes
-these. 4. A forked process uses nothing of its parent's: `usable` is false there.
+1. In a process, all transports that connect over one process group in the same way share a
+   rendezvous. The last transport closes it.
+2. A finalizer may call release() in any thread, even in one that holds `_lock`. So `_lock` is
+   reentrant, and is never held during slow work.
+3. Code that may block holds `_opening`, a lock of `_connecting` or `_turn` instead. No finalizer
+   takes these.
+4. A forked process uses no object of its parent: `usable` is false there.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import os
 import threading
 import weakref
@@ -45,11 +48,10 @@ _KEPT_CONNECTIONS = 2
 #: Prefix of Wherry's keys in a store.
 _KEY_PREFIX = "wherry/"
 
-#: A thread waits for a lock in steps of this many seconds, so that it notices signals.
+#: A thread waits for a lock in steps of this many seconds, so that Python can handle signals.
 _LOCK_STEP = 0.05
 
-#: Failures after which neither side has anything under way, so that the process group can be used
-#: again.
+#: After these errors, no operation is running on either side, so the process group stays usable.
 _CLEAN_FAILURES = (
     errors.Mismatch,
     errors.Aborted,
@@ -61,15 +63,15 @@ _CLEAN_FAILURES = (
 
 @dataclass
 class Route:
-    """A connection to some ranks, and these ranks as the connection numbers them."""
+    """A connection to some ranks, and the numbers of these ranks in the connection's group."""
 
     connection: Connection
     ranks: list[int]
-    outcomes: Sequence[Outcome] = ()  # a source fills them in
+    outcomes: Sequence[Outcome] = ()  # set by a source after the send
 
 
 class Rendezvous(abc.ABC):
-    """How this process meets the other ranks of a process group."""
+    """How this process connects to the other ranks of a process group."""
 
     def __init__(self, pg: Any) -> None:
         self.pg = pg
@@ -78,6 +80,7 @@ class Rendezvous(abc.ABC):
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._opening = threading.Lock()
+        self._own: Connection | None = None  # from _open()
         self._users = 0
         self._closed = False
 
@@ -85,28 +88,46 @@ class Rendezvous(abc.ABC):
     def route(
         self, peers: Sequence[int], deadline: Deadline, sending: bool
     ) -> contextlib.AbstractContextManager[Route]:
-        """A route on which these ranks will ask, for a source; a route to its source otherwise."""
-
-    @abc.abstractmethod
-    def end(self) -> None:
-        """Closes what is open. Called once."""
+        """Source: a route over which these ranks will connect. Receiver: a route to its source."""
 
     def should_retry(self, source: int, route: Route, error: Error, deadline: Deadline) -> bool:
-        """True if a failed receive should be tried again, because the source may be elsewhere."""
+        """True if a failed receive should be repeated, because the source may be back."""
         return False
 
     @property
     def usable(self) -> bool:
-        """True if it belongs to this process and is not closed."""
+        """True if this object was made in this process, not its parent, and is not closed."""
         return self._process == os.getpid() and not self._closed
 
     def check(self) -> None:
-        """Raises Closed if it is not usable."""
+        """Raises Closed if this object is not usable."""
         if not self.usable:
-            raise errors.Closed("this PGTransport was closed: make another")
+            raise errors.Closed("this PGTransport was closed: create a new one")
+
+    def _open(self, make: Callable[[], Connection], deadline: Deadline) -> Connection:
+        """This process's own connection: its listener, or a group. The first call makes it."""
+        with _held(self._opening, self.rank, deadline):
+            self.check()
+            if self._own is not None:
+                return self._own
+            made = make()
+            with self._lock:
+                if self.usable:
+                    self._own = made
+                    return made
+            made.close()
+            self.check()
+            return made
+
+    def end(self) -> None:
+        """Closes all connections. release() calls this once."""
+        with self._lock:
+            own, self._own = self._own, None
+        if own is not None:
+            own.close()
 
     def take(self) -> bool:
-        """Counts one more user. False if it was closed meanwhile."""
+        """Adds a user. Returns False if the rendezvous was closed meanwhile."""
         with self._lock:
             if not self.usable:
                 return False
@@ -114,7 +135,7 @@ class Rendezvous(abc.ABC):
             return True
 
     def release(self) -> None:
-        """One user less. The last one closes it."""
+        """Removes a user. The last one closes the rendezvous."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -130,7 +151,8 @@ def _held(lock: threading.Lock, source: int, deadline: Deadline) -> Iterator[Non
     while not lock.acquire(timeout=min(_LOCK_STEP, deadline.left)):
         if deadline.passed:
             raise errors.Timeout(
-                f"timed out: another thread is still looking for rank {source}", rank=source
+                f"timed out: another thread still opens or uses the connection for rank {source}",
+                rank=source,
             )
     try:
         yield
@@ -139,7 +161,7 @@ def _held(lock: threading.Lock, source: int, deadline: Deadline) -> Iterator[Non
 
 
 class StoreRendezvous(Rendezvous):
-    """Listeners whose tickets are in the store.
+    """Connects ranks through listeners whose tickets are in the store.
 
     This process may have a listener, and connections to the listeners of other ranks.
     """
@@ -147,183 +169,150 @@ class StoreRendezvous(Rendezvous):
     def __init__(self, pg: Any, store: Store) -> None:
         super().__init__(pg)
         self._store = store
-        self._listener: Listener | None = None
-        self._connections: OrderedDict[int, tuple[str, Connection]] = (
-            OrderedDict()
-        )  # by source, with tickets
+        self._connections: OrderedDict[int, Connection] = OrderedDict()  # by source
         self._connecting: dict[int, threading.Lock] = {}
 
     @contextlib.contextmanager
     def route(self, peers: Sequence[int], deadline: Deadline, sending: bool) -> Iterator[Route]:
         if sending:
-            yield Route(self._listen(deadline).connection, list(peers))
+            connection = self._open(self._listen, deadline)
+        elif len(peers) > 1:
+            raise errors.InvalidArgument(
+                "receiving from several ranks needs one group of all ranks: pass address="
+            )
         else:
-            yield Route(self._connect(peers[0], deadline), list(peers))
+            connection = self._connect(peers[0], deadline)
+        yield Route(connection, list(peers))
 
-    def _listen(self, deadline: Deadline) -> Listener:
-        with _held(self._opening, self.rank, deadline):
-            self.check()
-            if self._listener is not None:
-                return self._listener
-            made = Listener(_process_group.host_for(self.pg, self._store), self.rank, self.size)
-            try:
-                self._publish(made.ticket.text())
-                with self._lock:
-                    self.check()
-                    self._listener = made
-            except BaseException:
-                made.connection.close()
-                raise
-            return made
-
-    def _publish(self, ticket: str) -> None:
+    def _listen(self) -> Connection:
+        made = Listener(_process_group.host_for(self.pg, self._store), self.rank, self.size)
         try:
-            self._store.set(f"{_KEY_PREFIX}{self.rank}", ticket)
-        except RuntimeError as error:
-            raise PeerLost(
-                f"the store of the process group does not answer: {error}; make the group again"
-            ) from error
+            with _store_errors():
+                self._store.set(f"{_KEY_PREFIX}{self.rank}", made.ticket.text())
+        except BaseException:
+            made.connection.close()
+            raise
+        return made.connection
 
     def _read_ticket(self, rank: int) -> str | None:
-        """Checks for the key before it gets it: a get that has to wait cannot be interrupted."""
+        """The ticket of a rank; None if it has published none."""
         self.check()
         key = f"{_KEY_PREFIX}{rank}"
-        try:
+        with _store_errors(rank):
+            # Without the key, get() would wait, and Ctrl-C could not interrupt it.
             found: bytes | None = self._store.get(key) if self._store.check([key]) else None
-        except RuntimeError as error:
-            raise PeerLost(
-                f"the store of the process group, where the ticket of rank {rank} is kept, does "
-                f"not answer: {error}; make the group again",
-                rank=rank,
-            ) from error
         return None if found is None else found.decode("ascii", "replace")
 
     def _connect(self, source: int, deadline: Deadline) -> Connection:
         with self._lock:
             connecting = self._connecting.setdefault(source, threading.Lock())
-        # One thread at a time: this rank has one slot in the source's listener.
+        # One thread at a time, because this rank has one slot in the source's listener.
         with _held(connecting, source, deadline):
-            ticket, connection = self._known(source)
-            if connection is not None and self._read_ticket(source) != ticket:
+            with self._lock:
+                connection = self._connections.get(source)
+            if connection is not None and not self._is_current(source, connection):
                 self._forget(source, connection)
                 connection = None
             if connection is None:
-                ticket, connection = connect_to_source(
+                connection = connect_to_source(
                     lambda: self._read_ticket(source), source, self.rank, deadline
                 )
-            self._keep(source, ticket, connection)
+            self._keep(source, connection)
         return connection
 
-    def _known(self, source: int) -> tuple[str, Connection | None]:
-        """The ticket and the connection of last time, if the source is still there."""
-        with self._lock:
-            ticket, connection = self._connections.get(source, ("", None))
-        if connection is None or (connection.usable and connection.alive(source)):
-            return ticket, connection
-        self._forget(source, connection)
-        return "", None
+    def _is_current(self, source: int, connection: Connection) -> bool:
+        """True if the source is still alive, and has not published another ticket."""
+        there = connection.usable and connection.alive(source)
+        return there and self._read_ticket(source) == connection.ticket
 
-    def _keep(self, source: int, ticket: str, connection: Connection) -> None:
+    def _keep(self, source: int, connection: Connection) -> None:
+        old = []
         with self._lock:
             if self._closed:
-                old = [connection]
+                old.append(connection)
             else:
-                self._connections[source] = (ticket, connection)
+                self._connections[source] = connection
                 self._connections.move_to_end(source)
-                extra = max(0, len(self._connections) - _KEPT_CONNECTIONS)
-                others = [one for one in self._connections if one != source][:extra]
-                old = [self._connections.pop(one)[1] for one in others]
+            while len(self._connections) > _KEPT_CONNECTIONS:
+                old.append(self._connections.popitem(last=False)[1])
         for one in old:
             one.close_when_idle()
         self.check()
 
-    def _forget(self, source: int, connection: Connection) -> str:
-        """Closes a connection. Returns the ticket that it was made with."""
+    def _forget(self, source: int, connection: Connection) -> None:
         with self._lock:
-            ticket, known = self._connections.get(source, ("", None))
-            if known is connection:
+            if self._connections.get(source) is connection:
                 del self._connections[source]
         connection.close_when_idle()
-        return ticket
 
     def should_retry(self, source: int, route: Route, error: Error, deadline: Deadline) -> bool:
         connection = route.connection
-        # Another thread has found the source elsewhere, or has closed this connection to make room.
+        # Another thread closed this connection: there was a new ticket, or too many connections.
         if isinstance(error, errors.Closed) and not connection.usable:
             return self.usable
         if not isinstance(error, PeerLost):
             return False
         left = connection.left(source)
-        ticket = self._forget(source, connection)
-        return left or self._read_ticket(source) not in (None, ticket)
+        self._forget(source, connection)
+        return left or self._read_ticket(source) not in (None, connection.ticket)
 
     def end(self) -> None:
         with self._lock:
-            connections = [connection for _, connection in self._connections.values()]
+            connections = list(self._connections.values())
             self._connections.clear()
-            if self._listener is not None:
-                connections.append(self._listener.connection)
-                self._listener = None
         for connection in connections:
             connection.close()
+        super().end()
+
+
+@contextlib.contextmanager
+def _store_errors(rank: int | None = None) -> Iterator[None]:
+    """Turns errors of the store into PeerLost. ``rank`` is the rank whose ticket is read."""
+    try:
+        yield
+    except RuntimeError as error:
+        ticket = "" if rank is None else f", which has the ticket of rank {rank},"
+        raise PeerLost(
+            f"the store of the process group{ticket} does not answer: {error}; create a new "
+            "process group",
+            rank=rank,
+        ) from error
 
 
 class AddressRendezvous(Rendezvous):
-    """An ordinary group of all ranks of the job, at an address."""
+    """Connects ranks through an ordinary group of all ranks of the job, at an address."""
 
     def __init__(self, pg: Any, address: str) -> None:
         super().__init__(pg)
         self._address = address
         self._ranks, self._world = _process_group.global_ranks(pg)
-        self._connection: Connection | None = None
 
     @contextlib.contextmanager
     def route(self, peers: Sequence[int], deadline: Deadline, sending: bool) -> Iterator[Route]:
-        yield Route(self._join(deadline), [self._ranks[rank] for rank in peers])
-
-    def _join(self, deadline: Deadline) -> Connection:
-        with _held(self._opening, self.rank, deadline):
-            self.check()
-            if self._connection is not None:
-                return self._connection
+        def join() -> Connection:
             joint = "&" if "?" in self._address else "?"
             address = f"{self._address}{joint}rank={self._ranks[self.rank]}&size={self._world}"
             options = {"timeout_ms": deadline.slice_ms(), "wait_for": 1}
-            made = Connection(_core.Group.join(address, options), tells_peers=True)
-            with self._lock:
-                if self.usable:
-                    self._connection = made
-            if self._connection is None:
-                made.close()
-            self.check()
-            return made
+            return Connection(_core.Group.join(address, options), tells_peers=True)
+
+        yield Route(self._open(join, deadline), [self._ranks[rank] for rank in peers])
 
     def should_retry(self, source: int, route: Route, error: Error, deadline: Deadline) -> bool:
-        """Waits for a source that has left the group and lives on, until it joins again."""
+        """If the source has left the group, but not exited, waits until it joins again."""
         if not isinstance(error, PeerLost) or not route.connection.returned(route.ranks, deadline):
             return False
         backoff = Backoff(deadline)
         while not route.connection.alive(route.ranks[0]):
             if deadline.passed:
                 raise errors.Timeout(
-                    f"rank {source} has left the group and did not come back in time", rank=source
+                    f"rank {source} left the group and did not join again in time", rank=source
                 ) from error
             backoff.wait()
         return True
 
-    def end(self) -> None:
-        with self._lock:
-            connection = self._connection
-        if connection is not None:
-            connection.close()
-
-
-#: Why process groups cannot be used any more. A timeout inside a gloo group breaks it for good.
-_broken: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
 
 class GroupRendezvous(Rendezvous):
-    """Control and bytes over the process group itself, one call at a time."""
+    """Sends messages and bytes over the process group itself, one call at a time."""
 
     def __init__(self, pg: Any) -> None:
         super().__init__(pg)
@@ -332,16 +321,7 @@ class GroupRendezvous(Rendezvous):
     @contextlib.contextmanager
     def route(self, peers: Sequence[int], deadline: Deadline, sending: bool) -> Iterator[Route]:
         with _held(self._turn, peers[0], deadline):
-            if reason := _broken.get(self.pg):
-                raise errors.Closed(
-                    f"this process group cannot be used any more, make it again: {reason}"
-                )
-            try:
-                session = PgSession(self.pg, peers, timedelta(seconds=min(deadline.left, 1e8)))
-            except BaseException:
-                # Ending the operations that had begun has closed the group's connections.
-                _broken[self.pg] = "a transfer over it could not begin"
-                raise
+            session = PgSession(self.pg, peers, timedelta(seconds=min(deadline.left, 1e8)))
             route = Route(Connection(session.group), list(peers))
             failed = True
             try:
@@ -354,42 +334,31 @@ class GroupRendezvous(Rendezvous):
             finally:
                 route.connection.close()
                 session.close(failed)
-                _broken[self.pg] = session.broken
-
-    def end(self) -> None:
-        pass
 
 
-# ---- which one ----
+# ---- choosing a rendezvous ----
 
-_known: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[str, Rendezvous]]
-_known = weakref.WeakKeyDictionary()
+#: Keys: the id of the process group, which the rendezvous keeps alive, and the name of the way.
+_known: weakref.WeakValueDictionary[tuple[int, str], Rendezvous] = weakref.WeakValueDictionary()
 _known_lock = threading.Lock()
 
 
 def _forget_in_child() -> None:
-    """A thread of the parent may have held the lock during the fork."""
+    """Replaces the lock, because a thread of the parent may have held it during the fork."""
     global _known, _known_lock
-    _known, _known_lock = weakref.WeakKeyDictionary(), threading.Lock()
+    _known, _known_lock = weakref.WeakValueDictionary(), threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def find_rendezvous(pg: Any, address: str | None, over_group: bool) -> Rendezvous:
-    """The rendezvous of this process for a group, taken: the caller must release it.
-
-    `pg` is what unwrap() gave.
-    """
+    """This process's rendezvous for an unwrapped process group. The caller must release it."""
     name, make = _choose(pg, address, over_group)
     with _known_lock:
-        try:
-            by_name = _known.setdefault(pg, weakref.WeakValueDictionary())
-        except TypeError:  # pg cannot be hashed or weakly referenced
-            by_name = weakref.WeakValueDictionary()
-        found = by_name.get(name)
+        found = _known.get((id(pg), name))
         if found is None or not found.take():
-            by_name[name] = found = make()
+            _known[id(pg), name] = found = make()
             found.take()
         return found
 
@@ -398,22 +367,19 @@ def _choose(pg: Any, address: str | None, over_group: bool) -> tuple[str, Callab
     if over_group:
         if not _process_group.is_gloo(pg):
             raise errors.InvalidArgument(
-                "lanes='group' works over gloo only, and this process group is "
-                f"{_process_group.backend_of(pg)}: leave lanes= out, and the ranks meet through "
-                "its store"
+                "lanes='group' works with gloo only, but the backend of this process group is "
+                f"{_process_group.backend_of(pg)}: omit lanes= to connect through the group's store"
             )
-        return "group", lambda: GroupRendezvous(pg)
+        return "group", functools.partial(GroupRendezvous, pg)
     if address is None and (from_environment := os.environ.get("WHERRY_RENDEZVOUS")):
         address = f"tcp://{from_environment}"
     if address is not None:
-        chosen = address
-        return f"address {chosen}", lambda: AddressRendezvous(pg, chosen)
+        return f"address {address}", functools.partial(AddressRendezvous, pg, address)
     store = _process_group.store_of(pg)
     if store is None:
         raise errors.InvalidArgument(
-            f"this process group, a {type(pg).__name__}, has no store through which its ranks "
-            "could meet: pass address='tcp://HOST:PORT', the same on all ranks, or set "
+            f"this process group, a {type(pg).__name__}, has no store, so its ranks cannot find "
+            "each other: pass address='tcp://HOST:PORT', the same on all ranks, or set "
             "WHERRY_RENDEZVOUS"
         )
-    shared = store
-    return "store", lambda: StoreRendezvous(pg, shared)
+    return "store", functools.partial(StoreRendezvous, pg, store)

@@ -1,8 +1,8 @@
-"""Staging: torch copies tensors through host memory if their device has no lane (XPU, MPS, ...).
+"""Staging: moves tensors through host memory if no lane supports their device (XPU, MPS, ...).
 
-The library sees host memory in their place. Torch copies between the two in buckets of at most 128
-MiB: many small storages share a bucket and cross in one copy, a large one crosses in several. The
-host memory lives as long as the transfer.
+The library sees host memory instead. Torch copies between that memory and the device, at most 128
+MiB at once: many small storages share a bucket and are copied together, and a large storage is
+copied in several steps. The host memory is kept until the transfer ends.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ logger = logging.getLogger("wherry")
 
 BUCKET_BYTES = 128 << 20
 
-#: Where a storage may begin in a bucket: a multiple of the largest element, and of a cache line.
+#: Alignment of storages in a bucket: the size of a cache line, a multiple of all element sizes.
 _ALIGNMENT = 64
 
 
 class StagedStorage:
-    """Host memory that stands in for a storage on a device."""
+    """A storage on a device, and the host memory that replaces it during a transfer."""
 
     def __init__(self, host: torch.Tensor, on_device: torch.Tensor) -> None:
         self.host = host
-        self.on_device = on_device  # the bytes of the whole storage
+        self.on_device = on_device  # the whole storage, as bytes
 
     def data_ptr(self) -> int:
         return self.host.data_ptr()
@@ -41,14 +41,13 @@ class _Bucket:
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self._device = device
-        # Host memory costs nothing until it is written, so a bucket may be larger than its
-        # contents.
+        # The system provides pages only when they are written, so unused space costs nothing.
         self._host = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         self._used = 0
         self._storages: list[tuple[int, torch.Tensor]] = []
 
     def add(self, on_device: torch.Tensor) -> StagedStorage | None:
-        """None if there is no room left."""
+        """Adds a storage. Returns None if there is no room left."""
         begin = -self._used % _ALIGNMENT + self._used
         if begin + len(on_device) > len(self._host):
             return None
@@ -58,7 +57,7 @@ class _Bucket:
 
     def copy(self, to_host: bool) -> None:
         """Copies the bytes of all storages from the device to the host, or back."""
-        if len(self._storages) == 1:  # it may be larger than a bucket
+        if len(self._storages) == 1:  # the storage may be larger than BUCKET_BYTES
             for at in range(0, self._used, BUCKET_BYTES):
                 piece = slice(at, min(at + BUCKET_BYTES, self._used))
                 host, device = self._host[piece], self._storages[0][1][piece]
@@ -75,14 +74,14 @@ class _Bucket:
 
 
 class Staging:
-    """The storages of one call that are staged."""
+    """The staged storages of one call."""
 
     def __init__(self) -> None:
         self._buckets: list[_Bucket] = []
         self._open: dict[torch.device, _Bucket] = {}
 
     def add(self, storage: Any) -> StagedStorage:
-        """Host memory for a storage that a tensor has. Nothing is copied yet."""
+        """Adds the storage of a tensor, and host memory for it. Copies nothing yet."""
         try:
             on_device = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         except (RuntimeError, NotImplementedError) as error:
@@ -92,11 +91,11 @@ class Staging:
         return self._place(on_device)
 
     def new(self, nbytes: int, device: torch.device) -> StagedStorage:
-        """A new storage on a device, and host memory for it."""
+        """Allocates a new storage on a device, and host memory for it."""
         try:
             return self._place(torch.empty(nbytes, dtype=torch.uint8, device=device))
         except RuntimeError as error:
-            raise NoMemory(f"torch has no {nbytes} bytes on {device}: {error}") from error
+            raise NoMemory(f"torch cannot allocate {nbytes} bytes on {device}: {error}") from error
 
     def _place(self, on_device: torch.Tensor) -> StagedStorage:
         device = on_device.device

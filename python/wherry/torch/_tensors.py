@@ -1,12 +1,8 @@
-"""Tensors that the core does not read: subclasses, wrappers of other tensors, sparse tensors.
-
-Also the reasons why some tensors cannot be sent.
-"""
+"""Encodes tensors that the core cannot read: subclasses, wrappers and sparse tensors."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,48 +11,29 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from wherry import _types
 from wherry._nodes import Object
-from wherry._types import (
-    Decoder,
-    Encoder,
-    Refuse,
-    attributes_from,
-    attributes_json,
-    check_arguments,
-    expect,
-    hidden_class,
-)
-from wherry.errors import Malformed, Unsupported
+from wherry._types import CannotSend, Decoder, DecoderMaker, Encoder, attributes_from
+from wherry._types import check_arguments, expect, full_name, hostile, no_arguments, other_program
+from wherry.errors import Unsupported
 
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 
 
-def tensor_encoder(cls: Any, refuse: Refuse) -> Encoder:
-    """For a subclass of torch.Tensor, and for a plain tensor that the core could not read."""
+def tensor_encoder(cls: Any) -> Encoder:
+    """The encoder for a subclass of torch.Tensor, or for a tensor that the core could not read."""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
     if cls is torch.Tensor or cls is nn.Parameter:
-        return lambda value: _encode_unusual(value, refuse)
+        return _encode_unusual
     if issubclass(cls, UninitializedTensorMixin):
-        return lambda value: refuse(
-            value,
-            "it has no shape and no memory yet: run the module once, or initialize it, first",
+        raise CannotSend(
+            "it has no shape and no memory yet: first initialize the module, or run it once"
         )
-    if _is_fake(cls):
-        return _refuse_fake
+    if fake is not None and issubclass(cls, fake.FakeTensor):
+        raise Unsupported("a FakeTensor has no memory: send the real tensor")
     if _is_plain(cls):
-        return _subclass_encoder(cls, refuse)
+        return _subclass_encoder(cls)
     if _is_wrapper(cls):
-        return _wrapper_encoder(cls, refuse)
-    return lambda value: refuse(
-        value, "torch cannot take it apart: send the tensors that it is made of"
-    )
-
-
-def _is_fake(cls: type) -> bool:
-    module = sys.modules.get("torch._subclasses.fake_tensor")
-    return module is not None and issubclass(cls, module.FakeTensor)
-
-
-def _refuse_fake(value: object) -> Any:
-    raise Unsupported("a FakeTensor has no memory: send the tensor that it stands for")
+        return _wrapper_encoder(cls)
+    raise CannotSend("Wherry cannot split it into tensors: send the tensors that it contains")
 
 
 def _is_plain(cls: Any) -> bool:
@@ -64,7 +41,7 @@ def _is_plain(cls: Any) -> bool:
 
 
 def _is_wrapper(cls: Any) -> bool:
-    # Torch's own wrappers have rules of their own, or exist in one process only.
+    # Torch's own wrappers have special rules, or are valid in one process only.
     if cls.__module__.startswith("torch.") and not cls.__module__.startswith("torch.testing."):
         return False
     return callable(getattr(cls, "__tensor_flatten__", None)) and callable(
@@ -73,12 +50,12 @@ def _is_wrapper(cls: Any) -> bool:
 
 
 def parameter(value: torch.Tensor, node: Any) -> Any:
-    """The node, marked as a parameter if the tensor is one."""
+    """The node, wrapped as torch.Parameter if the tensor is an nn.Parameter."""
     return Object("torch.Parameter", node) if isinstance(value, nn.Parameter) else node
 
 
 def as_plain(value: torch.Tensor) -> torch.Tensor:
-    """The same memory as a plain torch.Tensor, detached."""
+    """A detached torch.Tensor, without the subclass, over the same memory."""
     with torch._C.DisableTorchFunctionSubclass():
         plain = value.detach().as_subclass(torch.Tensor)
         return plain.requires_grad_() if value.requires_grad else plain
@@ -87,40 +64,24 @@ def as_plain(value: torch.Tensor) -> torch.Tensor:
 # ---- subclasses that add only a name, methods and attributes ----
 
 
-def _subclass_encoder(cls: type, refuse: Refuse) -> Encoder:
+def _subclass_encoder(cls: type) -> Encoder:
     class_name = _types.importable_name(cls)
-    if class_name is None:
-        return hidden_class(cls, refuse)
+    plain = "value.as_subclass(torch.Tensor)"
 
     def encode(value: Any) -> Any:
         if value.layout is not torch.strided:
-            return refuse(
-                value,
-                f"it is a subclass with the layout {value.layout}: send "
-                "value.as_subclass(torch.Tensor)",
-            )
-        try:
-            attributes = attributes_json(_types.attributes_of(value), cls)
-        except TypeError as error:
-            return refuse(value, f"{error}: delete it, or send value.as_subclass(torch.Tensor)")
-        return Object(
-            _types.format_type_name(
-                "torch.subclass", **{"class": class_name, "attributes": attributes}
-            ),
-            as_plain(value),
-        )
+            raise CannotSend(f"it is a subclass with the layout {value.layout}: send {plain}")
+        arguments = {"class": class_name, "attributes": _types.attributes_json(value, plain)}
+        return Object(_types.format_type_name("torch.subclass", **arguments), as_plain(value))
 
     return encode
 
 
 def _subclass_decoder(arguments: dict[str, Any]) -> Decoder:
     check_arguments(arguments, "class", "attributes")
-    cls: Any = _types.find_class(arguments.get("class"), torch.Tensor, "subclass of torch.Tensor")
+    cls = _types.find_class(arguments, torch.Tensor, "subclass of torch.Tensor")
     if not _is_plain(cls):
-        raise Malformed(
-            f"{_types.full_name(cls)} is not a plain subclass of torch.Tensor here; both sides "
-            "must run the same version of the program"
-        )
+        raise other_program(f"{full_name(cls)} is not a plain subclass of torch.Tensor here")
     attributes_from(arguments)
 
     def decode(payload: Any) -> Any:
@@ -137,10 +98,8 @@ def _subclass_decoder(arguments: dict[str, Any]) -> Decoder:
 # ---- wrappers: classes with __tensor_flatten__ and __tensor_unflatten__ ----
 
 
-def _wrapper_encoder(cls: Any, refuse: Refuse) -> Encoder:
+def _wrapper_encoder(cls: Any) -> Encoder:
     class_name = _types.importable_name(cls)
-    if class_name is None:
-        return hidden_class(cls, refuse)
 
     def encode(value: Any) -> Any:
         names, context = value.__tensor_flatten__()
@@ -160,32 +119,26 @@ def _wrapper_encoder(cls: Any, refuse: Refuse) -> Encoder:
 
 def _wrapper_decoder(arguments: dict[str, Any]) -> Decoder:
     check_arguments(arguments, "class", "requires_grad")
-    cls: Any = _types.find_class(arguments.get("class"), torch.Tensor, "subclass of torch.Tensor")
+    cls = _types.find_class(arguments, torch.Tensor, "subclass of torch.Tensor")
     if not _is_wrapper(cls):
-        raise Malformed(
-            f"{_types.full_name(cls)} does not wrap tensors here; both sides must run the same "
-            "version of the program"
-        )
+        raise other_program(f"{full_name(cls)} does not wrap tensors here")
     requires_grad = arguments.get("requires_grad", False) is True
 
     def decode(payload: Any) -> Any:
         if expect(payload, dict).keys() != {"tensors", "context", "size", "stride"}:
-            raise Malformed(
-                "a wrapper is sent as tensors, context, size and stride; the sender is broken or "
-                "hostile"
-            )
+            raise hostile("a wrapper was not sent as tensors, context, size and stride")
         tensors = expect(payload["tensors"], dict)
         if any(item is None for item in tensors.values()):
             return None
         if not all(isinstance(item, torch.Tensor) for item in tensors.values()):
-            raise Malformed("a wrapper is made of tensors; the sender is broken or hostile")
+            raise hostile("a part of a wrapper is not a tensor")
         size = torch.Size([expect(item, int) for item in expect(payload["size"], tuple)])
         stride = tuple(expect(item, int) for item in expect(payload["stride"], tuple))
         made = cls.__tensor_unflatten__(tensors, payload["context"], size, stride)
         if not isinstance(made, cls):
-            raise Malformed(
-                f"{_types.full_name(cls)} made a {_types.full_name(type(made))} of its parts; both "
-                "sides must run the same version of the program"
+            raise other_program(
+                f"{full_name(cls)}.__tensor_unflatten__ returned a {full_name(type(made))}, not a "
+                f"{full_name(cls)}"
             )
         return made.requires_grad_() if requires_grad and made.is_leaf else made
 
@@ -203,36 +156,38 @@ _COMPRESSED: dict[Any, tuple[str, str, str]] = {
 _LAYOUTS = {name: (layout, outer, inner) for layout, (name, outer, inner) in _COMPRESSED.items()}
 
 
-def _encode_unusual(value: Any, refuse: Refuse) -> Any:
-    reason = _why_not(value)
-    if reason is not None:
-        return refuse(value, reason)
-    return parameter(value, _encode_sparse(value))
+#: The reason why a tensor on the meta device cannot be sent.
+ON_META = (
+    "it has no data, because it is on the meta device: allocate it on another device first, for "
+    "example with module.to_empty(device='cpu'), and initialize it"
+)
 
 
-def _why_not(value: Any) -> str | None:
+def _encode_unusual(value: Any) -> Any:
+    """Encodes a sparse tensor. Raises CannotSend for other tensors that the core cannot read."""
     if torch._C._functorch.is_functorch_wrapped_tensor(value):
-        return "it exists only inside a transformation of torch.func: take the state outside of it"
-    if value.is_nested:
-        return "it is nested: send list(value.unbind())"
-    if value.device.type == "meta":
-        return (
-            "it has no memory, because it is on the device meta: give it some first, for example "
-            "with module.to_empty(device='cpu')"
+        reason = (
+            "it exists only inside a torch.func transform: read the state outside the transform"
         )
-    if value.is_quantized:
-        return (
+    elif value.is_nested:
+        reason = "it is nested: send list(value.unbind())"
+    elif value.device.type == "meta":
+        reason = ON_META
+    elif value.is_quantized:
+        reason = (
             "it is quantized: send value.dequantize(), or value.int_repr() and its scale and "
             "zero point"
         )
-    if value.layout is torch.sparse_coo or value.layout in _COMPRESSED:
-        return None
-    if value.layout is not torch.strided:
-        return f"it has the layout {value.layout}, which only torch reads: send value.to_dense()"
-    return (
-        f"its memory, {value.dtype} on {value.device}, cannot be read: send value.cpu(), or "
-        "value.clone()"
-    )
+    elif value.layout is torch.sparse_coo or value.layout in _COMPRESSED:
+        return parameter(value, _encode_sparse(value))
+    elif value.layout is not torch.strided:
+        reason = f"its layout {value.layout} is not supported: send value.to_dense()"
+    else:
+        reason = (
+            f"its memory ({value.dtype} on {value.device}) cannot be read: send value.cpu() or "
+            "value.clone()"
+        )
+    raise CannotSend(reason)
 
 
 def _encode_sparse(value: Any) -> Object:
@@ -255,7 +210,7 @@ def _encode_sparse(value: Any) -> Object:
         return Object(_types.format_type_name(kind, **arguments), parts)
 
 
-def _sparse_decoder(name: str) -> Callable[[dict[str, Any]], Decoder]:
+def _sparse_decoder(name: str) -> DecoderMaker:
     layout, outer, inner = _LAYOUTS.get(name, (torch.sparse_coo, "indices", "indices"))
 
     def make(arguments: dict[str, Any]) -> Decoder:
@@ -271,7 +226,7 @@ def _sparse_decoder(name: str) -> Callable[[dict[str, Any]], Decoder]:
             first, second, values = (
                 expect(parts[part], torch.Tensor) for part in (outer, inner, "values")
             )
-            # Indices from elsewhere are checked: operators of torch trust them.
+            # Torch's operators do not check indices, so received ones must be checked here.
             if layout is torch.sparse_coo:
                 made = torch.sparse_coo_tensor(
                     first, values, size, is_coalesced=coalesced, check_invariants=True
@@ -287,26 +242,21 @@ def _sparse_decoder(name: str) -> Callable[[dict[str, Any]], Decoder]:
     return make
 
 
-def _parameter_decoder(arguments: dict[str, Any]) -> Decoder:
-    check_arguments(arguments)
-
-    def decode(payload: Any) -> Any:
-        if payload is None:
-            return None
-        if not isinstance(payload, torch.Tensor):
-            raise Malformed("a parameter is made of a tensor; the sender is broken or hostile")
-        if type(payload) is torch.Tensor:
-            return nn.Parameter(payload, payload.requires_grad)
-        # What nn.Parameter does for other types, without an operator: those of DTensor answer with
-        # a mesh from a cache.
-        payload._is_param = True
-        return payload
-
-    return decode
+def _decode_parameter(payload: Any) -> Any:
+    if payload is None:
+        return None
+    if not isinstance(payload, torch.Tensor):
+        raise hostile(f"a parameter was sent as a {type(payload).__name__}, not as a tensor")
+    if type(payload) is torch.Tensor:
+        return nn.Parameter(payload, payload.requires_grad)
+    # For other types, nn.Parameter() also sets this attribute, but first calls an operator of the
+    # tensor. For a DTensor, the result could then have another mesh, from a cache of torch.
+    payload._is_param = True
+    return payload
 
 
-DECODERS: dict[str, Callable[[dict[str, Any]], Decoder]] = {
-    "torch.Parameter": _parameter_decoder,
+DECODERS: dict[str, DecoderMaker] = {
+    "torch.Parameter": no_arguments(_decode_parameter),
     "torch.subclass": _subclass_decoder,
     "torch.wrapper": _wrapper_decoder,
     **{name: _sparse_decoder(name) for name in ("torch.sparse_coo", *_LAYOUTS)},

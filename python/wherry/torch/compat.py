@@ -1,6 +1,6 @@
-"""The names of ``torch.distributed.checkpoint._pg_transport``, for programs that use them.
+"""The names of ``torch.distributed.checkpoint._pg_transport``, for programs that import them.
 
-``PGTransport`` is Wherry's. Everything else is torch's, and Wherry's transport does not use it.
+``PGTransport`` is Wherry's. The other names are torch's, and Wherry's transport ignores them.
 """
 
 from torch.distributed.checkpoint._pg_transport import (

@@ -6,7 +6,6 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -19,12 +18,14 @@ from wherry._transfer import (
     Outcome,
     ProgressOption,
     Stats,
+    VerifyOption,
     check_callback,
-    check_destinations,
-    check_source,
+    check_ranks,
+    check_sources,
     log_received,
     log_sent,
     raise_first,
+    receive,
     reporting,
     to_seconds,
     transfer_options,
@@ -34,16 +35,13 @@ from wherry.torch import _process_group
 from wherry.torch._codec import TorchCodec
 from wherry.torch._rendezvous import Rendezvous, find_rendezvous
 
-#: This value of `lanes` sends everything over the process group itself, by the lane below.
+#: This value of `lanes` sends everything over the process group itself, by the lane "blocks".
 _OVER_GROUP = "group"
 _LANE_OVER_GROUP = "blocks"
 
 
 class _Current:
-    """The rendezvous that a transport uses.
-
-    A separate object, so that the transport's finalizer can release it.
-    """
+    """The rendezvous of a transport. The transport's finalizer releases it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -61,31 +59,31 @@ class _Current:
 class PGTransport:
     """Sends and receives checkpoints between the ranks of a process group.
 
-    It replaces torch's class of this name.
-
-    ``pg`` is a process group of any backend, or a wrapper of one, such as torchft's. Ranks are
-    those of ``pg``. They meet through its store, and the bytes take the fastest lane to the other
-    rank. ``timeout`` (a timedelta or seconds) limits a whole call. With ``state_dict``, a function
-    that returns a state dict, states are received in place, into its tensors. Without it, new
-    tensors arrive on the CPU. CUDA tensors of the source that the target lacks arrive on
-    ``device``.
+    It replaces torch's class of the same name. ``pg`` is a process group of any backend, or a
+    wrapper of one, such as torchft's. All ranks are ranks of ``pg``. They find each other through
+    its store, and the bytes take the fastest lane. ``timeout`` (a timedelta or seconds) limits each
+    call. ``state_dict`` is a function that returns a state dict. With it, states are received
+    in place, into the tensors of that dict. CUDA tensors that the dict lacks arrive on ``device``.
+    Without ``state_dict``, all tensors arrive on the CPU. ``new_device`` overrides both.
 
     Options, all by keyword; docs/python.md explains them:
 
-    - ``step``: the step of the state. If both sides give one and they differ, both fail.
-    - ``verify``: check every chunk by its digest. None: only if the bytes cross a network.
-    - ``partial``: in place, leave tensors alone that the source lacks, instead of raising Mismatch.
-    - ``lanes``: "cma,ring", "^cma" for all but one, "group" for ``pg`` itself, if it is gloo.
+    - ``step``: the step of the state. If both sides pass a step and the two differ, both fail.
+    - ``require``: with several sources, "any" (the default) goes on if one is absent, "all" fails.
+    - ``verify``: check the data against digests. None: only if it crosses a network. "all": also
+      compare the bytes of several sources.
+    - ``partial``: tensors that the source lacks stay unchanged, instead of raising Mismatch.
+    - ``lanes``: such as "cma,ring"; "^cma" for all but cma; "group" for ``pg`` itself (gloo only).
     - ``progress``: True for a tqdm bar, or a function that takes a ``wherry.Progress``.
-    - ``allow_pickle``: pickle values that cannot travel otherwise. Both sides must set it.
-    - ``threads``: how many threads move bytes. 0: as many as there are processors.
-    - ``new_device``: where new tensors arrive that the source has on a GPU: "cuda:1".
+    - ``allow_pickle``: pickle values that cannot be sent otherwise. Both sides must set it.
+    - ``threads``: how many threads move bytes. 0: one per CPU, at most 8.
+    - ``new_device``: for new tensors. "cuda:1", for example, gets only CUDA tensors of the source.
     - ``keep_open``: the source promises that torch keeps its CUDA memory between transfers.
-    - ``device_mesh``: a mesh, or several, for new DTensors.
-    - ``address``: where the ranks meet, instead of the store: "tcp://HOST:PORT", "unix:///PATH".
+    - ``device_mesh``: one or more DeviceMesh objects for new DTensors.
+    - ``address``: "tcp://HOST:PORT" or "unix:///PATH", where the ranks connect without the store.
 
-    Any thread may call, several at once. ``close()``, the end of a ``with`` block or the end of the
-    last reference closes the transport.
+    All methods are thread-safe. ``close()``, the end of a ``with`` block, or dropping the last
+    reference closes the transport.
     """
 
     def __init__(
@@ -96,7 +94,8 @@ class PGTransport:
         state_dict: Callable[[], object] | None = None,
         *,
         step: int | None = None,
-        verify: bool | None = None,
+        require: str = "any",
+        verify: VerifyOption = None,
         partial: bool = False,
         lanes: str | None = None,
         progress: ProgressOption = None,
@@ -120,6 +119,7 @@ class PGTransport:
             "lanes": _LANE_OVER_GROUP if self._over_group else lanes,
             "threads": threads,
             "verify": verify,
+            "require": require,
         }
         transfer_options(step=step, **self._options)
         self._progress = progress
@@ -130,9 +130,9 @@ class PGTransport:
         self._device_mesh = device_mesh
         self._current = _Current()
         self._finalizer = weakref.finalize(self, self._current.release)
-        #: The figures of the last successful transfer; for a send to several ranks, of the slowest.
+        #: The statistics of the last successful transfer. After a send: of the slowest destination.
         self.last_stats: Stats | None = None
-        #: The result of the last send, per destination.
+        #: The outcomes of the last send, one per destination.
         self.last_outcomes: list[Outcome] = []
 
     def send_checkpoint(
@@ -143,15 +143,16 @@ class PGTransport:
         step: int | None = None,
         timeout: Duration | None = None,
     ) -> None:
-        """Sends a state to some ranks, all at once, and returns when each of them has it.
+        """Sends a state to several ranks in parallel, and returns when all of them have it.
 
-        The state and its tensors must not change until the call has returned or raised. Raises the
-        first failure in the order of ``dst_ranks``, with ``.outcomes`` for all. A slow or dead
-        destination neither fails nor delays the others.
+        The state and its tensors must not change until the call has returned or raised. If a
+        destination fails, raises the first error in the order of ``dst_ranks``; its ``outcomes``
+        has all outcomes. If a destination is slow or dead, the transfers to the
+        others still succeed and are not delayed.
         """
         deadline = Deadline(self._timeout if timeout is None else timeout)
         rendezvous = self._find_rendezvous()
-        ranks = check_destinations(dst_ranks, rendezvous.size, rendezvous.rank)
+        ranks = check_ranks(dst_ranks, rendezvous.size, rendezvous.rank)
         options = transfer_options(
             step=self._step if step is None else step, **self._options_for(rendezvous)
         )
@@ -172,7 +173,7 @@ class PGTransport:
                 keep_open=self._keep_open,
             )
             route.outcomes = route.connection.send(route.ranks, built, options, again=True)
-        # The route may number the ranks in another way than the process group.
+        # The route's group may number the ranks differently from the process group.
         outcomes = [dataclasses.replace(one, rank=rank) for rank, one in zip(ranks, route.outcomes)]
         for one in outcomes:
             if one.error is not None:
@@ -184,66 +185,61 @@ class PGTransport:
         raise_first(outcomes)
 
     def recv_checkpoint(
-        self, src_rank: int, *, step: int | None = None, timeout: Duration | None = None
+        self,
+        src_rank: int | Iterable[int],
+        *,
+        step: int | None = None,
+        timeout: Duration | None = None,
     ) -> Any:
-        """Receives the state that a rank sends, and waits for it if need be.
+        """Receives the state that a rank sends. Waits until the rank sends it.
 
-        With the callback ``state_dict`` the result holds its tensors, filled. Tensors that it
-        lacks, such as the state of an optimizer that has not stepped yet, are new. Raises Mismatch,
-        with the path and both sides, before anything is written. After a failure in the middle, the
-        message says how many tensors are half written: receive again.
+        With a list of ranks, all of them must send the same state, with the same ``step``, which is
+        then required on both sides. The bytes come from all of them. If one is absent, late or
+        lost, the others deliver its share.
+
+        If the transport has a ``state_dict`` function, the tensors of that dict are filled, and the
+        result contains them. Tensors that the dict lacks, such as the state of an optimizer that
+        has not stepped yet, are new. If the states do not match, raises Mismatch before anything is
+        written. After a failure during the transfer, the message says how many tensors are only
+        partly written: receive again.
         """
         deadline = Deadline(self._timeout if timeout is None else timeout)
         rendezvous = self._find_rendezvous()
-        source = check_source(src_rank, rendezvous.size, rendezvous.rank)
+        step = self._step if step is None else step
+        sources = check_sources(src_rank, rendezvous.size, rendezvous.rank, step)
         own = _process_group.own_rank(rendezvous.pg)
         options = transfer_options(
-            step=self._step if step is None else step,
-            partial=self._partial,
-            new=self._state_dict is not None,
-            any_device=True,
-            mesh_rank=own,
-            **self._options_for(rendezvous),
+            step=step, partial=self._partial, mesh_rank=own, **self._options_for(rendezvous)
         )
         codec = TorchCodec(self._allow_pickle, rank=own, device_mesh=self._device_mesh)
         codec.new_on(self._new_device, None if self._state_dict is None else self._device)
-        aim = codec.for_target()
-        target = None if self._state_dict is None else _core.build(self._state_dict(), aim)
-        options["stream"] = codec.stream(target.cuda_devices() if target else ())
-        with reporting(self._progress, "from") as report:
-            options["progress"] = report
-            value, stats = self._receive(rendezvous, source, target, codec, options, deadline)
-        aim.bring_back()
-        self.last_stats = stats
-        log_received(source, stats)
+
+        def fetch(target: _core.State | None, options: dict[str, Any]) -> tuple[Any, Stats]:
+            while True:
+                route = None
+                try:
+                    with rendezvous.route(sources, deadline, sending=False) as route:
+                        options["timeout_ms"] = deadline.left_ms
+                        return route.connection.recv(route.ranks, target, codec, options)
+                except Error as error:
+                    # The route's group may number the ranks differently.
+                    numbers = dict(zip(route.ranks if route else sources, sources))
+                    error.rank = numbers.get(error.rank or 0, sources[0])
+                    if route is None or deadline.passed or len(sources) > 1:
+                        raise
+                    if not rendezvous.should_retry(sources[0], route, error, deadline):
+                        raise
+
+        value, stats = receive(fetch, codec, self._state_dict, options, self._progress)
+        named = [one._replace(rank=rank) for rank, one in zip(sources, stats.sources)]
+        self.last_stats = dataclasses.replace(stats, sources=tuple(named))
+        log_received(sources, self.last_stats)
         return value
 
-    def _receive(
-        self,
-        rendezvous: Rendezvous,
-        source: int,
-        target: _core.State | None,
-        codec: TorchCodec,
-        options: dict[str, Any],
-        deadline: Deadline,
-    ) -> tuple[Any, Stats]:
-        while True:
-            route = None
-            try:
-                with rendezvous.route([source], deadline, sending=False) as route:
-                    options["timeout_ms"] = deadline.left_ms
-                    return route.connection.recv(route.ranks[0], target, codec, options)
-            except Error as error:
-                error.rank = source  # the route may number it in another way
-                if route is None or deadline.passed:
-                    raise
-                if not rendezvous.should_retry(source, route, error, deadline):
-                    raise
-
     def _options_for(self, rendezvous: Rendezvous) -> dict[str, Any]:
-        """To the library a process group is a network.
+        """The options. By default, ``lanes="group"`` uses no digests within one host.
 
-        If all ranks are on one host, digests are not needed by default.
+        The library cannot decide this itself: it treats every process group as a network.
         """
         unchecked = self._over_group and self._options["verify"] is None
         if unchecked and _process_group.on_one_host(rendezvous.pg):
@@ -251,11 +247,11 @@ class PGTransport:
         return self._options
 
     def _find_rendezvous(self) -> Rendezvous:
-        """The rendezvous for the group inside `pg`. A wrapper may have got another one."""
+        """The rendezvous for the process group inside `pg`, which a wrapper may have replaced."""
         pg = _process_group.unwrap(self._pg)
         with self._current.lock:
             if self._current.closed:
-                raise Closed("this PGTransport was closed: make another")
+                raise Closed("this PGTransport was closed: create a new one")
             old = self._current.rendezvous
             if old is not None and old.pg is pg and old.usable:
                 return old
@@ -266,22 +262,16 @@ class PGTransport:
         return found
 
     def close(self) -> None:
-        """Closes the transport.
+        """Closes the transport. Safe to call twice.
 
-        Cancels running transfers unless another transport shares the connection. Safe to call
-        twice.
+        Cancels running transfers unless another transport shares the connection.
         """
         self._current.release()
 
     def __enter__(self) -> PGTransport:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -45,13 +45,12 @@ wherry_status wh_callback_settle(const wh_callback *callback, wherry_status stat
                                  wherry_error *error) {
     error->message[sizeof(error->message) - 1] = '\0';
     error->path[sizeof(error->path) - 1] = '\0';
-    if (wherry_status_group_of(status) == WHERRY_GROUP_BUG && status != WHERRY_INTERNAL) {
-        wh_fail(error, WHERRY_INTERNAL, "%s: %s of the table returned %d, which is not a status: fix the table",
+    if (wherry_status_class_of(status) == WHERRY_STATUS_CLASS_BUG && status != WHERRY_INTERNAL) {
+        wh_fail(error, WHERRY_INTERNAL, "%s: the table's %s returned %d, which is not a status: fix the table",
                 callback->name, function, (int)status);
         status = WHERRY_INTERNAL;
     } else if (!error->message[0]) {
-        wh_fail(error, status, "%s: %s of the table returned: %s", callback->name, function,
-                wherry_status_text(status));
+        wh_fail(error, status, "%s: the table's %s returned: %s", callback->name, function, wherry_status_text(status));
     }
     error->status = status;
     error->rank = rank;
@@ -100,7 +99,10 @@ static wherry_status fail_about(wherry_error *error, wherry_status status, int32
     return wh_fail_rank(error, rank, wh_fail(error, status, "rank %d: %s", (int)rank, reason));
 }
 
-/** Waits until no other message is being sent to a rank. @param to_p  the incarnation; 0: any. */
+/**
+ * Waits until no other thread is sending a message to the rank. *to_p receives the incarnation of
+ * the rank; 0: unknown.
+ */
 static wherry_status begin_message(wh_callback *callback, int32_t rank, wh_deadline deadline, const wh_stop *stop,
                                    uint64_t *to_p, wherry_error *error) {
     wh_callback_peer *peer = callback->peers + rank;
@@ -119,14 +121,14 @@ static wherry_status begin_message(wh_callback *callback, int32_t rank, wh_deadl
         }
     }
     if (callback->fenced) {
-        status = wh_fail(error, WHERRY_CLOSED, "a newer process has taken the place of rank %d: leave the group",
+        status = wh_fail(error, WHERRY_CLOSED, "a newer process has taken this process's rank %d: leave the group",
                          (int)callback->base.rank);
     } else if (peer->left) {
         status = fail_about(error, WHERRY_PEER_LOST, rank, "lost: it has left the group");
     } else if (peer->sending && stopped) {
-        status = fail_about(error, WHERRY_CANCELLED, rank, "sending a message was stopped");
+        status = fail_about(error, WHERRY_CANCELLED, rank, "cancelled while sending a message to it");
     } else if (peer->sending) {
-        status = fail_about(error, WHERRY_TIMED_OUT, rank, "timed out waiting for another message to it");
+        status = fail_about(error, WHERRY_TIMED_OUT, rank, "timed out waiting for another message to be sent");
     } else {
         peer->sending = true;
         *to_p = peer->incarnation;
@@ -149,7 +151,7 @@ wherry_status wh_callback_check_peer(wh_callback *callback, int32_t rank, uint64
     bool fenced = callback->fenced;
     pthread_mutex_unlock(&callback->lock);
     if (fenced) {
-        return wh_fail(error, WHERRY_CLOSED, "a newer process has taken the place of rank %d: leave the group",
+        return wh_fail(error, WHERRY_CLOSED, "a newer process has taken this process's rank %d: leave the group",
                        (int)callback->base.rank);
     }
     return anew   ? fail_about(error, WHERRY_PEER_LOST, rank, "lost: it has restarted")
@@ -158,15 +160,15 @@ wherry_status wh_callback_check_peer(wh_callback *callback, int32_t rank, uint64
 }
 
 /**
- * Sends a block of a message. Reads while that is not possible: the other side may be waiting for
- * it.
+ * Sends a block of a message. While the table cannot send, this function reads, because the other
+ * side may be sending too, and may not read before its own message is sent.
  */
 static wherry_status push_block(wh_callback *callback, int32_t rank, uint64_t to, const uint8_t *block, size_t size,
                                 wh_deadline deadline, const wh_stop *stop, wherry_error *error) {
     for (;;) {
         wherry_error latest;
         if (stop && wh_stop_requested(stop)) {
-            return fail_about(error, WHERRY_CANCELLED, rank, "sending a message was stopped");
+            return fail_about(error, WHERRY_CANCELLED, rank, "cancelled while sending a message to it");
         }
         wh_deadline step = wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_CALLBACK_STEP_MS));
         wherry_status status =
@@ -237,7 +239,10 @@ static void callback_nudge(wh_group *group) {
     callback->ops.wake(callback->context);
 }
 
-/** Tells the ranks that know this one that it leaves; with WHERRY_GROUP_OPS_FIXED, all ranks. */
+/**
+ * Sends BYE to all ranks that this process has heard from; with WHERRY_GROUP_OPS_FIXED, to all
+ * ranks. Ranks that have left get none. Sends nothing if a newer process has taken this rank.
+ */
 static void say_bye(wh_callback *callback) {
     wh_deadline deadline = wh_deadline_in_ms(WH_CALLBACK_LEAVE_MS);
     bool all = callback->ops.flags & WHERRY_GROUP_OPS_FIXED;
@@ -272,7 +277,7 @@ void wh_callback_abandon(wh_group *group) {
     if (wh_group_permit(group, &error) == WHERRY_OK) {
         say_bye(callback);
     } else {
-        wh_log(WHERRY_LOG_ERROR, "rank %d leaves the group %s without telling the others: %s", (int)group->rank,
+        wh_log(WHERRY_LOG_ERROR, "rank %d leaves the group %s without sending BYE: %s", (int)group->rank,
                callback->name, error.message);
     }
     dispose(callback);
@@ -309,7 +314,7 @@ static uint32_t capabilities_of(uint32_t flags) {
            (flags & WHERRY_GROUP_OPS_BACKGROUND ? WH_GROUP_BACKGROUND : 0);
 }
 
-/** The operations of a group over this table. */
+/** Returns the operations of a group with this table. */
 static wh_group_ops make_ops(const wherry_group_ops *ops) {
     return (wh_group_ops){
         .name = "callback",
@@ -336,13 +341,13 @@ static wherry_status check_ops(const wherry_group_ops *ops, wherry_error *error)
     if ((ops->flags & WHERRY_GROUP_OPS_BACKGROUND) && !(ops->flags & WHERRY_GROUP_OPS_CONCURRENT)) {
         return wh_fail(
             error, WHERRY_INVALID_ARGUMENT,
-            "the table of the group has WHERRY_GROUP_OPS_BACKGROUND, which needs a thread of the library, but not "
-            "WHERRY_GROUP_OPS_CONCURRENT");
+            "the table of the group has WHERRY_GROUP_OPS_BACKGROUND, so the library calls it from its own thread: set "
+            "WHERRY_GROUP_OPS_CONCURRENT too");
     }
     int blocks = (ops->put != NULL) + (ops->get != NULL) + (ops->finish != NULL) + (ops->abandon != NULL);
     if (blocks != 0 && blocks != 4) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "the table of the group has %d of put, get, finish and abandon: set all of them, or none",
+                       "the table of the group has only %d of put, get, finish and abandon: set all of them, or none",
                        blocks);
     }
     if (!blocks && (ops->put_runs || ops->part_bytes)) {
@@ -351,7 +356,7 @@ static wherry_status check_ops(const wherry_group_ops *ops, wherry_error *error)
     }
     if (ops->rank < 0 || ops->rank >= ops->size) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "rank %d is outside a group of %d: set rank and size of the table", (int)ops->rank,
+                       "rank %d is not in a group of %d ranks: set rank and size of the table", (int)ops->rank,
                        (int)ops->size);
     }
     if (ops->max_block < BLOCK_MIN || ops->max_block > BLOCK_MAX) {
@@ -369,7 +374,8 @@ wherry_status wh_callback_create(const wherry_group_ops *ops, void *context, wh_
     wherry_group_ops chosen;
     wherry_group_ops_init(&chosen);
     if (!ops || !wh_options_take(&chosen, sizeof(chosen), ops)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the table is NULL, or was not filled by wherry_group_ops_init");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the table is NULL, or its struct_size is not set; call wherry_group_ops_init");
     }
     WH_TRY(check_ops(&chosen, error));
     size_t peers = (size_t)chosen.size * sizeof(wh_callback_peer);
@@ -408,7 +414,7 @@ wherry_status wh_callback_create(const wherry_group_ops *ops, void *context, wh_
         wh_callback_abandon(&callback->base);
         return status;
     }
-    wh_log(WHERRY_LOG_INFO, "rank %d of %d, over %s", (int)chosen.rank, (int)chosen.size, callback->name);
+    wh_log(WHERRY_LOG_INFO, "joined a %s group: rank %d of %d", callback->name, (int)chosen.rank, (int)chosen.size);
     *group_p = &callback->base;
     return WHERRY_OK;
 }

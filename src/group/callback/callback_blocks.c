@@ -1,4 +1,7 @@
-/* Blocks: moved by the table without copies, or by the library for a table without put and get. */
+/*
+ * Blocks. The table moves them with put and get. Without put and get, this file moves them in
+ * frames.
+ */
 #include <string.h>
 
 #include "base/alloc.h"
@@ -9,14 +12,20 @@
 
 /* ---- tables with put and get ---- */
 
-/** A block under way. */
+/** A block in flight. */
 typedef struct table_block {
-    void *operation; /**< The table's. */
-    /** Of the peer when the block began: a loss that shows later concerns this one. */
+    /** The handle that the table's put, put_runs or get returned in *operation_p. */
+    void *operation;
+    /**
+     * The peer's incarnation when the block began. If the table reports the rank as lost, this
+     * incarnation is lost.
+     */
     uint64_t incarnation;
 } table_block;
 
-/** Handles a result of the table. Fails everybody who waits for a rank that it reports as lost. */
+/**
+ * Handles a result of the table. If the table reports a rank as lost, all waits for that rank fail.
+ */
 static wherry_status settle(wh_callback *callback, wherry_status status, const char *function, int32_t rank,
                             uint64_t incarnation, wherry_error *latest, wherry_error *error) {
     if (status == WHERRY_OK) {
@@ -32,14 +41,14 @@ static wherry_status settle(wh_callback *callback, wherry_status status, const c
     return status;
 }
 
-/** A block to begin, by get, put, or put_runs if there are runs. */
+/** The arguments of get, put or put_runs. */
 typedef struct beginning {
-    const char *function; /**< Its name, for errors. */
-    bool into;
+    const char *function; /**< The name of the function, for errors. */
+    bool into;            /**< True for get. */
     void *bytes;
     size_t size;
-    const struct iovec *runs; /**< Of put_runs, */
-    size_t count;             /**< and how many. */
+    const struct iovec *runs; /**< The runs for put_runs; NULL for put and get. */
+    size_t count;             /**< Number of runs. */
 } beginning;
 
 static wherry_status call(wh_callback *callback, const beginning *what, int32_t rank, uint32_t channel,
@@ -124,47 +133,54 @@ bool wh_callback_abandon_block(wh_group *group, void *operation) {
 /*
  * ---- tables without put and get ----
  *
- * The receiver of blocks allows bytes by CREDIT frames, and the source sends them in PIECE frames.
+ * The receiver sends CREDIT frames to allow a number of bytes. The source sends the bytes in PIECE
+ * frames.
  *
- * 1. A source sends no byte without credit. So a piece finds the get that it is for, and no more
- *    than WINDOW bytes per channel are between the ranks.
- * 2. The puts of a channel are sent, and its gets filled, in the order in which they were begun.
- * 3. The reader writes to the memory of a get under the lock, and only while the get is listed. So
- *    it is not touched once abandon has returned.
- * 4. Frames are sent by put, get, finish and abandon, never by the reader, which is inside the
+ * 1. A source sends no byte without credit. So each piece finds its get, unless the get was
+ *    abandoned, and at most WINDOW bytes per channel are in flight.
+ * 2. The puts of a channel are sent in the order in which they began. Its gets are filled in the
+ *    order in which they began.
+ * 3. The reader writes to the memory of a get only while it holds the lock and the get is in the
+ *    list. So it does not access the memory after abandon has returned.
+ * 4. put, get, finish and abandon send frames. The reader sends none, because it is inside the
  *    table's receive.
- * 5. One thread at a time works on a channel; the lock is for the reader.
+ * 5. Only one thread at a time works on a channel. The lock protects against the reader.
  */
 
 enum {
-    WINDOW = 8 << 20, /* enough to keep the table busy while credit travels */
-    /* per call of finish, so that a slow receiver does not hold up the others */
+    WINDOW = 8 << 20, /* maximum credit; enough to keep the table busy until the next CREDIT */
+    /*
+     * push returns after it has sent this many bytes, so that finish can check the deadline and
+     * read
+     */
     TURN = 2 << 20,
-    FLOWS_MAX = 1024,     /* per rank: a peer cannot make this process take more memory */
-    CREDIT_MAX = 1 << 30, /* no honest receiver allows as much */
+    /* maximum number of flows per rank that CREDIT frames create, which limits the memory */
+    FLOWS_MAX = 1024,
+    /* maximum credit that a source accepts, more than an honest receiver ever allows */
+    CREDIT_MAX = 1 << 30,
 };
 
 struct wh_emulated_block {
     wh_emulated_block *next;
     int32_t rank;
-    uint64_t incarnation; /* of the peer, when the block was begun */
+    uint64_t incarnation; /* the peer's incarnation when the block began */
     uint32_t channel;
     bool is_get;
-    bool broken; /* of a get: what came for it was not what it waits for */
+    bool broken; /* for a get: a PIECE arrived that does not match it */
     uint8_t *bytes;
     size_t size;
     size_t moved;
-    uint8_t *frame; /* of a put: where a piece is made ready */
+    uint8_t *frame; /* for a put: the buffer for PIECE frames */
 };
 
 struct wh_flow {
     uint32_t channel;
     bool is_get;
-    uint64_t credit;    /* bytes that may be sent, or that may come */
-    uint64_t uncovered; /* of gets: bytes without credit */
+    uint64_t credit;    /* for puts: bytes that may be sent; for gets: bytes that may arrive */
+    uint64_t uncovered; /* for gets: bytes that have no credit yet */
 };
 
-/* The following four: the lock is held. */
+/* The caller of the following functions holds the lock. */
 
 static wh_flow *find_flow(wh_callback_peer *peer, uint32_t channel, bool is_get) {
     for (size_t i = 0; i < peer->flow_count; i++) {
@@ -175,7 +191,7 @@ static wh_flow *find_flow(wh_callback_peer *peer, uint32_t channel, bool is_get)
     return NULL;
 }
 
-/** @return NULL if there is no memory. */
+/** Like find_flow, but adds the flow if needed. @return NULL if out of memory. */
 static wh_flow *need_flow(wh_callback_peer *peer, uint32_t channel, bool is_get) {
     wh_flow *flow = find_flow(peer, channel, is_get);
     if (!flow && WH_GROW(peer->flows, peer->flow_capacity, peer->flow_count)) {
@@ -189,7 +205,7 @@ static void drop_flow(wh_callback_peer *peer, wh_flow *flow) {
     *flow = peer->flows[--peer->flow_count];
 }
 
-/** The oldest block of a channel that has not moved. */
+/** Returns the oldest block of a channel that has not moved completely. */
 static wh_emulated_block *find_block(const wh_callback_peer *peer, uint32_t channel, bool is_get) {
     wh_emulated_block *block = peer->blocks;
     while (block && (block->channel != channel || block->is_get != is_get || block->moved == block->size)) {
@@ -222,7 +238,7 @@ static void take_piece(wh_callback_peer *peer, const wh_callback_frame *frame) {
     wh_emulated_block *block = find_block(peer, (uint32_t)frame->tag, true);
     wh_flow *flow = find_flow(peer, (uint32_t)frame->tag, true);
     if (!block || !flow || block->incarnation != frame->from) {
-        return; /* what is left of a transfer that failed */
+        return; /* The piece belongs to a transfer that has failed. */
     }
     if (frame->total != block->size || frame->offset != block->moved || frame->size > flow->credit) {
         block->broken = true;
@@ -246,8 +262,8 @@ bool wh_emulated_take(wh_callback *callback, int32_t rank, const wh_callback_fra
 }
 
 /**
- * Allows the source more bytes if at least half of the window is free. What the table does not take
- * now is tried again by finish.
+ * Sends credit to the source if at least half of the window is free. If the table cannot send now,
+ * finish tries again.
  */
 static wherry_status allow(wh_callback *callback, int32_t rank, const wh_emulated_block *block, wherry_error *error) {
     wh_callback_peer *peer = callback->peers + rank;
@@ -256,7 +272,7 @@ static wherry_status allow(wh_callback *callback, int32_t rank, const wh_emulate
     pthread_mutex_lock(&callback->lock);
     wh_flow *flow = find_flow(peer, block->channel, true);
     uint64_t more = flow && flow->credit <= WINDOW / 2 ? wh_min(flow->uncovered, WINDOW - flow->credit) : 0;
-    if (more) { /* before it is said: the answer may come at once */
+    if (more) { /* Count the credit before CREDIT is sent, because a PIECE may arrive at once. */
         flow->credit += more;
         flow->uncovered -= more;
     }
@@ -284,7 +300,10 @@ static wherry_status allow(wh_callback *callback, int32_t rank, const wh_emulate
     return WHERRY_OK;
 }
 
-/** Sends pieces of the oldest puts of a channel while there is credit and the table takes them. */
+/**
+ * Sends pieces of the oldest puts of a channel. Stops once TURN bytes are sent, or if there is no
+ * more credit or the table cannot send.
+ */
 static wherry_status push(wh_callback *callback, int32_t rank, uint32_t channel, wh_deadline deadline,
                           wherry_error *error) {
     wh_callback_peer *peer = callback->peers + rank;
@@ -319,7 +338,8 @@ static wherry_status push(wh_callback *callback, int32_t rank, uint32_t channel,
         }
         pthread_mutex_lock(&callback->lock);
         block->moved += length;
-        wh_flow *used = find_flow(peer, channel, false); /* the receiver may have taken it back */
+        /* NULL if the receiver has withdrawn its credit. */
+        wh_flow *used = find_flow(peer, channel, false);
         if (used && (used->credit -= wh_min(used->credit, length)) == 0) {
             drop_flow(peer, used);
         }
@@ -328,7 +348,7 @@ static wherry_status push(wh_callback *callback, int32_t rank, uint32_t channel,
     return WHERRY_OK;
 }
 
-/** Takes a block off the list and frees it. */
+/** Removes a block from the list and frees it. */
 static void remove_block(wh_callback *callback, wh_emulated_block *block) {
     pthread_mutex_lock(&callback->lock);
     wh_emulated_block **at = &callback->peers[block->rank].blocks;
@@ -420,18 +440,18 @@ wherry_status wh_emulated_get(wh_group *group, int32_t rank, uint32_t channel, v
     return begin_emulated((wh_callback *)group, rank, &get, operation_p, error);
 }
 
-/** Why a block will never move; WHERRY_OK if it may. */
+/** Returns WHERRY_OK if a block may still move. Otherwise returns why it cannot. */
 static wherry_status check_block(wh_callback *callback, int32_t rank, const wh_emulated_block *block, bool broken,
                                  wherry_error *error) {
     if (broken) {
         wherry_status status =
-            wh_fail(error, WHERRY_MALFORMED, "rank %d sent bytes that do not belong to the block of %zu bytes",
+            wh_fail(error, WHERRY_MALFORMED, "rank %d sent bytes that do not match the expected block of %zu bytes",
                     (int)rank, block->size);
         return wh_fail_rank(error, rank, status);
     }
     WH_TRY(wh_callback_check_peer(callback, rank, block->incarnation, error));
     if (!wh_mailbox_is_present(callback->base.mailbox, rank, block->incarnation)) {
-        return wh_fail_rank(error, rank, wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost", (int)rank));
+        return wh_fail_rank(error, rank, wh_fail(error, WHERRY_PEER_LOST, "rank %d was lost", (int)rank));
     }
     return WHERRY_OK;
 }
@@ -452,7 +472,7 @@ wherry_status wh_emulated_finish(wh_group *group, int32_t rank, void *operation,
             status = check_block(callback, rank, block, broken, error);
         }
         if (status == WHERRY_OK && !moved && last) {
-            return wh_fail(error, WHERRY_TIMED_OUT, "rank %d: a block has not moved yet", (int)rank);
+            return wh_fail(error, WHERRY_TIMED_OUT, "rank %d: timed out waiting for a block", (int)rank);
         }
         if (status == WHERRY_OK && !moved) {
             status = wh_callback_read(callback, deadline, true, error);

@@ -1,6 +1,6 @@
 /*
- * Frames: writing and reading their headers, assembling messages, and the reader, which brings them
- * to the mailbox.
+ * Writes and reads the headers of frames, and assembles messages from them. Also contains the
+ * reader, which puts messages into the mailbox.
  */
 #include <stdio.h>
 #include <string.h>
@@ -108,7 +108,10 @@ wh_assembly_result wh_assembly_add(wh_assembly *assembly, const wh_callback_fram
 
 /* ---- the reader ---- */
 
-/** Learns incarnations from a frame. The lock is held. @return true if its content counts. */
+/**
+ * Updates the known incarnations from a frame. The lock is held.
+ * @return true if the content of the frame must be used.
+ */
 static bool judge(wh_callback *callback, int32_t rank, const wh_callback_frame *frame) {
     wh_callback_peer *peer = callback->peers + rank;
     if (frame->to > callback->incarnation) {
@@ -141,8 +144,8 @@ static bool judge(wh_callback *callback, int32_t rank, const wh_callback_frame *
 }
 
 /**
- * Fails everybody who waits for a rank. Unless the rank itself is lost, it can be waited for again
- * at once.
+ * Fails all waits for a rank. If `gone` is false, the rank itself is not lost, and new waits for it
+ * are possible at once.
  */
 static void lose(wh_callback *callback, int32_t rank, const char *reason, bool gone) {
     pthread_mutex_lock(&callback->lock);
@@ -155,9 +158,9 @@ static void lose(wh_callback *callback, int32_t rank, const char *reason, bool g
 }
 
 /**
- * Notes that a rank is lost, or that something from it could not be accepted. It is given up later:
- * after delivering what it sent before, and not during the table's receive, where the next block
- * would bring it back unnoticed.
+ * Records that a rank is lost, or that a message from it could not be accepted. hand_over_all
+ * reports this later, after it has delivered earlier messages. A loss must not be reported during
+ * the table's receive, because the next block from the rank would make the rank present again.
  */
 static void note_fault(wh_callback *callback, int32_t rank, const char *reason) {
     wh_assembly_clear(&callback->peers[rank].assembly);
@@ -165,10 +168,13 @@ static void note_fault(wh_callback *callback, int32_t rank, const char *reason) 
     callback->faults = true;
 }
 
-/** Keeps a message until the table has returned: its recipient may call the table. */
+/**
+ * Stores a message until the table's receive has returned, because a service that gets the message
+ * may call the table.
+ */
 static void keep_message(wh_callback *callback, wh_message *message) {
     if (!WH_GROW(callback->arrived, callback->arrived_capacity, callback->arrived_count)) {
-        note_fault(callback, message->rank, "no memory for its messages");
+        note_fault(callback, message->rank, "out of memory for its messages");
         wh_message_clear(message);
         return;
     }
@@ -186,10 +192,10 @@ static void take_data(wh_callback *callback, int32_t rank, const wh_callback_fra
         break;
     }
     case WH_ASSEMBLY_STRAY:
-        wh_log(WHERRY_LOG_WARN, "part of a message from rank %d is missing: dropping the message", (int)rank);
+        wh_log(WHERRY_LOG_WARN, "dropping a message from rank %d, because a part of it is missing", (int)rank);
         break;
     case WH_ASSEMBLY_NO_MEMORY:
-        note_fault(callback, rank, "no memory for its messages");
+        note_fault(callback, rank, "out of memory for its messages");
         break;
     case WH_ASSEMBLY_MORE:
         break;
@@ -197,7 +203,8 @@ static void take_data(wh_callback *callback, int32_t rank, const wh_callback_fra
 }
 
 /**
- * A block that is not a frame: another program uses the same transport, or it has another version.
+ * Logs a block that is not a frame; only the first one as a warning. Another program may use the
+ * same transport, or the peer may have another version of Wherry.
  */
 static void complain(wh_callback *callback, int32_t rank, size_t size) {
     pthread_mutex_lock(&callback->lock);
@@ -208,7 +215,7 @@ static void complain(wh_callback *callback, int32_t rank, size_t size) {
            size, (int)rank);
 }
 
-/** The wherry_group_deliver_fn for the table. */
+/** The wherry_group_deliver_fn that is passed to the table's receive. */
 static void deliver(void *sink, int32_t rank, const void *bytes, size_t size) {
     wh_callback *callback = sink;
     wh_callback_frame frame;
@@ -227,7 +234,7 @@ static void deliver(void *sink, int32_t rank, const void *bytes, size_t size) {
     }
     pthread_mutex_unlock(&callback->lock);
     if (!taken) {
-        note_fault(callback, rank, "no memory for its blocks");
+        note_fault(callback, rank, "out of memory for its blocks");
     } else if (counts && frame.kind == WH_CALLBACK_DATA) {
         take_data(callback, rank, &frame);
     } else if (counts && frame.kind == WH_CALLBACK_BYE) {
@@ -236,7 +243,7 @@ static void deliver(void *sink, int32_t rank, const void *bytes, size_t size) {
     }
 }
 
-/** Moves what has arrived into the mailbox. */
+/** Moves the stored messages into the mailbox, and then reports the faults of ranks. */
 static void hand_over_all(wh_callback *callback) {
     for (size_t i = 0; i < callback->arrived_count; i++) {
         wh_message message = callback->arrived[i];
@@ -244,7 +251,8 @@ static void hand_over_all(wh_callback *callback) {
         if (message.kind == WH_MESSAGE_LOST) {
             wh_mailbox_lose(callback->base.mailbox, message.rank, message.incarnation, "it has left the group");
         } else if (wh_mailbox_put(callback->base.mailbox, &message, &error) != WHERRY_OK) {
-            wh_log(WHERRY_LOG_WARN, "giving up rank %d: %s", (int)message.rank, error.message);
+            wh_log(WHERRY_LOG_WARN, "dropping a message from rank %d; all waits for that rank fail: %s",
+                   (int)message.rank, error.message);
             wh_message_clear(&message);
             lose(callback, message.rank, error.message, false);
         }
@@ -262,8 +270,9 @@ static void hand_over_all(wh_callback *callback) {
 }
 
 /**
- * Becomes the reader, or waits for the current one until the deadline. @return true if this thread
- * is the reader.
+ * Makes this thread the reader. If another thread is the reader, waits until callback->changed is
+ * signalled or the deadline has passed.
+ * @return true if this thread is the reader.
  */
 static bool begin_reading(wh_callback *callback, wh_deadline deadline) {
     pthread_mutex_lock(&callback->lock);
@@ -301,7 +310,7 @@ static wherry_status receive_blocks(wh_callback *callback, wh_deadline deadline,
     if (status == WHERRY_OK || status == WHERRY_TIMED_OUT) {
         return WHERRY_OK;
     }
-    return wh_callback_settle(callback, status, "receive", WH_ANY_RANK, error);
+    return wh_callback_settle(callback, status, "receive", WHERRY_ANY_RANK, error);
 }
 
 wherry_status wh_callback_read(wh_callback *callback, wh_deadline deadline, bool hand_over, wherry_error *error) {
@@ -333,7 +342,7 @@ static void *read_on(void *context) {
         wherry_error error;
         status = wh_callback_read(callback, wh_deadline_in_ms(WH_CALLBACK_STEP_MS), true, &error);
         if (status != WHERRY_OK) {
-            wh_log(WHERRY_LOG_ERROR, "rank %d: cannot read from the group any more: %s", (int)callback->base.rank,
+            wh_log(WHERRY_LOG_ERROR, "rank %d can no longer read from its group: %s", (int)callback->base.rank,
                    error.message);
             wh_mailbox_close(callback->base.mailbox);
         }

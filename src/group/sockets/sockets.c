@@ -49,8 +49,8 @@ static bool is_stopped(wh_sockets *sockets, const wh_stop *stop) {
 }
 
 static wherry_status fail_stopped(int32_t rank, wherry_error *error) {
-    return wh_fail_rank(error, rank,
-                        wh_fail(error, WHERRY_CANCELLED, "rank %d: sending a message was stopped", (int)rank));
+    return wh_fail_rank(
+        error, rank, wh_fail(error, WHERRY_CANCELLED, "rank %d: cancelled while sending a message to it", (int)rank));
 }
 
 static wherry_status fail_lost(int32_t rank, const char *reason, wherry_error *error) {

@@ -1,12 +1,11 @@
 /*
- * The lane `blocks`: the group itself moves blocks of bytes from memory to memory
- * (wherry/group_ops.h). See blocks_internal.h for the invariants.
+ * The blocks lane: the put and get operations of the group (wherry/group_ops.h) move blocks of
+ * bytes. The invariants are in blocks_internal.h.
  */
 #include "lane/blocks/blocks_internal.h"
 
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include <wherry/group_ops.h>
 
@@ -14,50 +13,51 @@
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/process.h"
 #include "base/text.h"
 #include "lane/lanes.h"
 
 /*
- * An offer is the version, the longest block of several chunks (u8, MiB), and the length of a part
- * (u8, WH_BLOCKS_PART_UNIT). A request is the version, both of these, at most as offered, and the
- * channel (u16). Numbers are big endian.
+ * An offer has the version (u8), the maximum size of a block of several chunks (u8, in MiB), and
+ * the size of a part (u8, in units of WH_BLOCKS_PART_UNIT). A request has the version (u8), both
+ * sizes (u8 each) and the channel (u16). The sizes must not exceed the offered ones. Numbers are
+ * big-endian.
  */
 enum { VERSION = 4, OFFER_BYTES = 3, CHANNELS = WHERRY_GROUP_CHANNEL_MAX + 1 };
 
 enum { PROGRESS_STEP = 4 << 20, PAGE = 4096 };
 
-/* ---- what both sides agree on ---- */
+/* ---- agreeing on sizes and a channel ---- */
 
 typedef struct terms {
     uint8_t longest_mib;
-    uint8_t part; /**< In WH_BLOCKS_PART_UNIT. */
+    uint8_t part; /**< Size of a part, in units of WH_BLOCKS_PART_UNIT. */
     uint32_t channel;
 } terms;
 
 wh_blocks_limits wh_blocks_limit = {.longest_mib = WH_BLOCKS_LONG_MIB, .patience_ms = WH_BLOCKS_PATIENCE_MS};
 
-/** The longest block of several chunks for this side, in MiB. */
+/** Returns this side's maximum size of a block of several chunks, in MiB; 0: no such blocks. */
 static uint8_t longest_here(const wh_lane_site *site) {
     return site->no_progress_ms >= wh_blocks_limit.patience_ms ? wh_blocks_limit.longest_mib : 0;
 }
 
-/** The length of a part for this side, in WH_BLOCKS_PART_UNIT. */
+/** Returns this side's size of a part, in units of WH_BLOCKS_PART_UNIT. */
 static uint8_t part_here(const wh_lane_site *site) {
     return (uint8_t)(site->group->ops->part_bytes / WH_BLOCKS_PART_UNIT);
 }
 
 /**
- * The next channel of this receiver. They are all used before one is used again. The first is
- * random, because an earlier incarnation of this rank may have left something on low numbers.
+ * Chooses the next channel of this receiver. All channels are used before one is used again. The
+ * first is random, because a previous process of this rank may have left operations on the channels
+ * that it used.
  */
 static wherry_status next_channel(uint32_t *channel_p, wherry_error *error) {
-    static atomic_uint next; /* 0: not chosen yet */
+    static atomic_uint next; /* 0: the first channel is not chosen yet */
     unsigned none = 0;
     uint16_t random;
     if (atomic_load(&next) == 0) {
-        if (getrandom(&random, sizeof(random), 0) != (ssize_t)sizeof(random)) {
-            return wh_fail(error, WHERRY_SYSTEM, "cannot get a random number");
-        }
+        WH_TRY(wh_random_fill(&random, sizeof(random), error));
         atomic_compare_exchange_strong(&next, &none, CHANNELS + random % CHANNELS);
     }
     *channel_p = atomic_fetch_add(&next, 1) % CHANNELS;
@@ -87,7 +87,10 @@ static wherry_status blocks_offer(const wh_lane_site *site, wh_string *offer, wh
     return offer->failed ? wh_fail_memory(error, "the offer of a lane") : status;
 }
 
-/** Nothing can be tried: a block moves only while both sides work. */
+/**
+ * Only checks the offer and agrees on sizes. A test transfer is not possible, because the source
+ * would have to take part.
+ */
 static wherry_status blocks_probe(const wh_lane_site *site, const void *offer, size_t size, wh_string *request,
                                   bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
     const uint8_t *offered = offer;
@@ -124,29 +127,30 @@ static wherry_status blocks_accept(const wh_lane_site *site, const void *request
 
 /* ---- moving ---- */
 
-/** What differs between the two sides. `what` is the feed or the sink. */
+/** The functions and limits that differ between source and receiver. */
 typedef struct side {
-    const void *what;
+    const void *what; /**< The feed or the sink. */
 
-    size_t most;    /**< Blocks that may be under way. */
-    size_t few;     /**< The next ones are begun when no more than this are under way. */
-    uint64_t bytes; /**< No third block is begun while so many bytes are under way. */
+    size_t most;    /**< Maximum number of blocks in flight. */
+    size_t few;     /**< More blocks begin when at most this many are in flight. */
+    uint64_t bytes; /**< A third block does not begin while this many bytes are in flight. */
 
-    /** As in the feed or the sink. */
+    /** These four members come from the feed or the sink. */
     void *context;
     bool (*next)(void *context, uint64_t *chunk_p);
+    wh_more (*more)(void *context, uint32_t wait_ms);
     uint64_t (*continues)(void *context, uint64_t chunk);
 
     /** Adds a chunk to a new block. */
     wherry_status (*add)(wh_blocks_end *own, const void *what, wh_block *block, uint64_t chunk, wherry_error *error);
 
-    /** The only chunk of the block will be split: keeps what that needs. */
+    /** Prepares to split the only chunk of the block. Stores in `own` where the chunk begins. */
     void (*divide)(wh_blocks_end *own, wh_block *block);
 
-    /** Begins to move a block that is complete. */
+    /** Begins to move a block, after all its chunks were added. */
     wherry_status (*begin)(wh_blocks_end *own, wh_block *block, wherry_error *error);
 
-    /** The block has moved. */
+    /** Handles a block that has moved. */
     wherry_status (*end)(wh_blocks_end *own, const void *what, wh_block *block, wherry_error *error);
 } side;
 
@@ -154,9 +158,12 @@ static void reset_patience(wh_blocks_end *own) {
     own->patience = wh_site_patience(own->site);
 }
 
-/* -- blocks under way -- */
+/* -- blocks in flight -- */
 
-/** The next block to use. There must be room. @return NULL if there is no memory. */
+/**
+ * Returns a free block. Fewer than WH_BLOCKS_AHEAD blocks must be in flight. @return NULL if out of
+ * memory.
+ */
 static wh_block *next_block(wh_blocks_end *own) {
     wh_block **block_p = own->order + own->count;
     if (!*block_p) {
@@ -171,7 +178,10 @@ static void note_begun(wh_blocks_end *own, const wh_block *block) {
     own->held += block->held;
 }
 
-/** The oldest has ended. It is reused next, so that not every block gets large scratch memory. */
+/**
+ * Removes the oldest block, which is done, from the blocks in flight. The next block reuses it, so
+ * that only a few blocks allocate large scratch memory.
+ */
 static wh_block *note_gone(wh_blocks_end *own) {
     wh_block *block = own->order[0];
     own->count--;
@@ -183,8 +193,8 @@ static wh_block *note_gone(wh_blocks_end *own) {
 }
 
 /**
- * True if another block may begin. With parts, a receiver is no further ahead than a source: the
- * caches stay warm.
+ * True if another block may begin. If chunks are split into parts, both sides have the same low
+ * limits, so that the memory stays in the CPU caches.
  */
 static bool has_room(const wh_blocks_end *own, const side *s) {
     size_t most = own->part ? WH_BLOCKS_PARTS : s->most;
@@ -193,8 +203,8 @@ static bool has_room(const wh_blocks_end *own, const side *s) {
 }
 
 /**
- * The last one first: otherwise late bytes would go to the next get, which may be shorter, and some
- * MPIs abort then.
+ * Abandons all blocks, the newest first. If the oldest get were abandoned first, its late bytes
+ * would go to the next get. That one may be shorter, and some MPI libraries then abort the process.
  */
 static void abandon_all(wh_blocks_end *own) {
     while (own->count) {
@@ -204,8 +214,8 @@ static void abandon_all(wh_blocks_end *own) {
 }
 
 /**
- * Moves the block through scratch, aligned to a page: copies are twice as fast. @return false if
- * there is no memory.
+ * Makes the block use scratch memory. The memory starts at a page boundary, because aligned copies
+ * are twice as fast. @return false if out of memory.
  */
 static bool use_scratch(wh_block *block) {
     block->in_place = false;
@@ -229,7 +239,7 @@ static wherry_status add_put(wh_blocks_end *own, const void *what, wh_block *blo
         block->bytes = segments->items[0].iov_base;
         block->cursor = wh_run_cursor_at(segments);
     } else if (!block->in_place || !one_run || segments->items[0].iov_base != block->bytes + block->size) {
-        return wh_fail(error, WHERRY_INTERNAL, "chunk %llu does not begin where the previous one ends",
+        return wh_fail(error, WHERRY_INTERNAL, "chunk %llu does not continue the previous chunk",
                        (unsigned long long)chunk);
     }
     block->size += segments->bytes;
@@ -237,15 +247,18 @@ static wherry_status add_put(wh_blocks_end *own, const void *what, wh_block *blo
     return WHERRY_OK;
 }
 
-/** The segments stay unchanged until all parts have begun. */
+/**
+ * The cursor points into own->segments, which must not change until all parts of the chunk have
+ * begun.
+ */
 static void divide_put(wh_blocks_end *own, wh_block *block) {
     own->cursor = block->cursor;
     own->cut = block->first;
 }
 
 /**
- * Hands the runs to the group, without scratch. Empty runs are left out, so there are no more runs
- * than bytes.
+ * Passes the runs to the group without packing them. Empty runs are omitted, so the list needs at
+ * most one entry per byte.
  */
 static wherry_status put_runs(wh_blocks_end *own, wh_block *block, wherry_error *error) {
     wh_group *group = own->site->group;
@@ -307,7 +320,11 @@ static wherry_status add_get(wh_blocks_end *own, const void *what, wh_block *blo
     } else {
         block->in_place = block->in_place && one_run && first->iov_base == block->bytes + block->size;
     }
-    if (landing->staged) { /* as few as a source has: each may need scratch for the longest chunk */
+    /*
+     * The sink may allocate scratch memory for the longest chunk. So count every staged chunk as a
+     * large one, which limits the number of such blocks in flight.
+     */
+    if (landing->staged) {
         block->held += wh_max(landing->segments.bytes, WH_BLOCKS_BYTES / WH_BLOCKS_UNDER_WAY);
     }
     block->size += landing->segments.bytes;
@@ -320,7 +337,7 @@ static void divide_get(wh_blocks_end *own, wh_block *block) {
     own->landing = own->landings + own->next_landing;
     own->next_landing = (own->next_landing + 1) % WH_BLOCKS_PARTS;
     *own->landing = block->landings[0];
-    block->landings[0] = former; /* its memory is reused */
+    block->landings[0] = former; /* The next chunk reuses the memory of `former`. */
     own->cursor = wh_run_cursor_at(&own->landing->segments);
 }
 
@@ -335,9 +352,9 @@ static wherry_status begin_get(wh_blocks_end *own, wh_block *block, wherry_error
         error);
 }
 
-/** A part has arrived: hashes it while it is in the cache, and unpacks it. */
+/** Handles a part that has arrived: hashes it while it is in the CPU cache, and unpacks it. */
 static wherry_status end_part(wh_blocks_end *own, const wh_sink *sink, wh_block *block, wherry_error *error) {
-    wh_digest digest;
+    wherry_digest digest;
     if (sink->verify) {
         if (!own->hashing) {
             wh_digester_begin(own->digester);
@@ -367,9 +384,12 @@ static wherry_status end_get(wh_blocks_end *own, const void *what, wh_block *blo
     }
     for (size_t i = 0; i < block->chunks && status == WHERRY_OK; i++) {
         wh_landing *landing = block->landings + i;
-        /* hashed where it arrived: one run, in the cache */
+        /*
+         * Hash the chunk in the memory where it arrived. In this memory, the chunk is one run, and
+         * it is in the CPU cache.
+         */
         struct iovec whole = {from, landing->segments.bytes};
-        wh_digest digest;
+        wherry_digest digest;
         if (!block->in_place) {
             wh_run_cursor cursor = wh_run_cursor_at(&landing->segments);
             wh_run_cursor_unpack(&cursor, from, whole.iov_len);
@@ -386,15 +406,16 @@ static wherry_status end_get(wh_blocks_end *own, const void *what, wh_block *blo
 
 /* -- both -- */
 
-/** True if a chunk joins a block that ends with the previous chunk. */
+/** True if a chunk can be added to a block that ends with the previous chunk. */
 static bool joins(const wh_blocks_end *own, const side *s, const wh_block *block, uint64_t chunk) {
     uint64_t bytes = block->chunks < WH_BLOCKS_CHUNKS ? s->continues(s->context, chunk) : 0;
     return bytes && block->size <= own->longest && bytes <= own->longest - block->size;
 }
 
 /**
- * Forms a block from the next chunk and those that continue it. It stays empty if there are no
- * more.
+ * Forms a block from the next chunk and the chunks that continue it. A block has chunks of one
+ * request, so that both sides form the same blocks. If there are no chunks now, the block stays
+ * empty.
  */
 static wherry_status form_block(wh_blocks_end *own, const side *s, wh_block *block, wherry_error *error) {
     bool more = own->has_ahead || s->next(s->context, &own->ahead);
@@ -410,7 +431,10 @@ static wherry_status form_block(wh_blocks_end *own, const side *s, wh_block *blo
         own->has_ahead = s->next(s->context, &own->ahead);
         more = own->has_ahead && own->ahead == chunk + 1 && joins(own, s, block, own->ahead);
     }
-    /* If the stop ended the chunks, the block may be shorter than the other side's. */
+    /*
+     * After a stop request, `next` returns no more chunks, so the block may be shorter than the
+     * peer's.
+     */
     return wh_stop_requested(own->site->stop) ? wh_site_cancelled(error) : WHERRY_OK;
 }
 
@@ -429,11 +453,21 @@ static void form_part(wh_blocks_end *own, wh_block *block) {
     wh_run_cursor_advance(&own->cursor, block->size);
 }
 
-/** Forms the next block or part, as form_block. */
+/**
+ * Forms the next block or part. If there are no chunks now, the block stays empty. If no request
+ * follows, it also sets own->given.
+ */
 static wherry_status form_next(wh_blocks_end *own, const side *s, wh_block *block, wherry_error *error) {
     if (!own->left) {
-        wherry_status status = form_block(own, s, block, error);
-        own->given = status == WHERRY_OK && block->chunks == 0;
+        wh_more more = WH_MORE_NOW;
+        wherry_status status = WHERRY_OK;
+        while (status == WHERRY_OK && more == WH_MORE_NOW) {
+            status = form_block(own, s, block, error);
+            more = status != WHERRY_OK || block->chunks ? WH_MORE_LATER
+                   : s->more                            ? s->more(s->context, 0)
+                                                        : WH_MORE_NEVER;
+        }
+        own->given = status == WHERRY_OK && more == WH_MORE_NEVER;
         if (status != WHERRY_OK || block->chunks != 1 || !own->part || block->size <= own->part) {
             return status;
         }
@@ -444,7 +478,7 @@ static wherry_status form_next(wh_blocks_end *own, const side *s, wh_block *bloc
     return WHERRY_OK;
 }
 
-/** Begins blocks while there is room, if few are under way. */
+/** Begins blocks while there is room, but only if at most s->few are in flight. */
 static wherry_status begin_some(wh_blocks_end *own, const side *s, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     if (own->count > s->few) {
@@ -456,17 +490,21 @@ static wherry_status begin_some(wh_blocks_end *own, const side *s, wherry_error 
             return wh_fail_memory(error, "a block");
         }
         status = form_next(own, s, block, error);
-        if (status == WHERRY_OK && !own->given) {
-            status = s->begin(own, block, error);
-            if (status == WHERRY_OK) {
-                note_begun(own, block);
-            }
+        if (status == WHERRY_OK && !block->chunks && !block->is_part) {
+            break;
+        }
+        WH_THEN(status, s->begin(own, block, error));
+        if (status == WHERRY_OK) {
+            note_begun(own, block);
         }
     }
     return status;
 }
 
-/** Ends the blocks that are done, in order, but only a few before it returns to the caller. */
+/**
+ * Ends blocks that have moved, in order, and begins new ones. Waits at most wait_ms for the oldest
+ * block. Returns after a few blocks, so that the caller can do other work.
+ */
 static wherry_status end_some(wh_blocks_end *own, const side *s, uint32_t wait_ms, wherry_error *error) {
     wh_group *group = own->site->group;
     wherry_status status = WHERRY_OK;
@@ -504,12 +542,16 @@ static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_
     if (status == WHERRY_OK) {
         status = begin_some(own, s, error);
     }
+    if (status == WHERRY_OK && !own->count && !own->given) {
+        s->more(s->context, wait_ms); /* waits for the next request */
+        reset_patience(own);
+    }
     if (status == WHERRY_OK) {
         status = end_some(own, s, wait_ms, error);
     }
     bool over = status == WHERRY_OK && own->given && own->count == 0;
     if (over && wh_stop_requested(own->site->stop)) {
-        status = wh_site_cancelled(error); /* the stop ended the chunks */
+        status = wh_site_cancelled(error); /* The stop request ended the round early. */
     }
     if (status != WHERRY_OK) {
         abandon_all(own);
@@ -517,6 +559,18 @@ static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_
     own->begun = status == WHERRY_OK && !over;
     *done_p = status == WHERRY_OK && over;
     return status;
+}
+
+/**
+ * Keeps the workers of the two sides on different processors, because they work at the same time.
+ * Both count from the receiver's rank. Pins only threads of the library, and only if there are
+ * fewer processors than the two workers and the two threads that wait for them. Otherwise both
+ * workers often start on the same one of 2 cores, and 20,000 small tensors take up to half longer.
+ */
+static void keep_apart(const wh_blocks_end *own, bool pulls) {
+    if (!own->begun && own->part && wh_group_can(own->site->group, WH_GROUP_CONCURRENT)) {
+        wh_worker_pin((uint32_t)(pulls ? own->site->group->rank : own->site->peer + 1), 4);
+    }
 }
 
 static wherry_status push_some(wh_lane_end *end, const wh_feed *feed, uint32_t wait_ms, bool *done_p,
@@ -527,11 +581,13 @@ static wherry_status push_some(wh_lane_end *end, const wh_feed *feed, uint32_t w
                          .bytes = WH_BLOCKS_BYTES,
                          .context = feed->context,
                          .next = feed->next,
+                         .more = feed->more,
                          .continues = feed->continues,
                          .add = add_put,
                          .divide = divide_put,
                          .begin = begin_put,
                          .end = end_put};
+    keep_apart((void *)end, false);
     return work_some((void *)end, &source, wait_ms, done_p, error);
 }
 
@@ -543,6 +599,7 @@ static wherry_status pull_some(wh_lane_end *end, const wh_sink *sink, uint32_t w
                            .bytes = UINT64_MAX,
                            .context = sink->context,
                            .next = sink->next,
+                           .more = sink->more,
                            .continues = sink->continues,
                            .add = add_get,
                            .divide = divide_get,
@@ -555,30 +612,11 @@ static wherry_status pull_some(wh_lane_end *end, const wh_sink *sink, uint32_t w
             return wh_fail_memory(error, "a digest");
         }
     }
+    keep_apart(own, true);
     return work_some(own, &receiver, wait_ms, done_p, error);
 }
 
 /* ---- the lane ---- */
-
-static wherry_status blocks_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error) {
-    wherry_status status = WHERRY_OK;
-    bool done = false;
-    (void)worker;
-    while (status == WHERRY_OK && !done) {
-        status = pull_some(end, sink, WH_BLOCKS_WAIT_MS, &done, error);
-    }
-    return status;
-}
-
-static wherry_status blocks_push(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error) {
-    wherry_status status = WHERRY_OK;
-    bool done = false;
-    (void)worker;
-    while (status == WHERRY_OK && !done) {
-        status = push_some(end, feed, WH_BLOCKS_WAIT_MS, &done, error);
-    }
-    return status;
-}
 
 static void blocks_close(wh_lane_end *end) {
     wh_blocks_end *own = (void *)end;
@@ -612,12 +650,9 @@ static void blocks_close(wh_lane_end *end) {
 const wh_lane_ops wh_lane_blocks = {
     .name = "blocks",
     .traits = WH_LANE_NETWORK | WH_LANE_GROUP | WH_LANE_STAGES,
-    .finish_ms = WH_BLOCKS_FINISH_MS,
     .offer = blocks_offer,
     .probe = blocks_probe,
     .accept = blocks_accept,
-    .pull = blocks_pull,
-    .push = blocks_push,
     .pull_some = pull_some,
     .push_some = push_some,
     .close = blocks_close,

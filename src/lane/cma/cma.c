@@ -1,6 +1,6 @@
 /*
- * The lane `cma`: how a receiver comes to read the source's memory, or learns why it may not.
- * cma_read.c reads.
+ * The cma lane: offer and probe. A probe finds out whether the receiver may read the source's
+ * memory and, if not, why. cma_read.c does the reading.
  */
 #include "lane/cma/cma.h"
 
@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,7 +25,10 @@ enum { REASON_MAX = 384 };
 
 /* ---- the wire ---- */
 
-/** Zeroed by the kernel in a child of fork(), where no reader may find it. */
+/**
+ * The nonce of this process; NULL: not allocated yet. The kernel zeroes it in a child of fork(), so
+ * that no reader mistakes the child for the parent.
+ */
 static uint8_t *own_nonce;
 static bool nonce_made;
 
@@ -40,9 +42,12 @@ wherry_status wh_cma_nonce(const uint8_t **nonce_p, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     wh_fork_lock_take(&nonce_lock);
     own_nonce = own_nonce ? own_nonce : wh_fork_wiped_alloc(WH_CMA_NONCE);
-    if (!own_nonce || (!nonce_made && getrandom(own_nonce, WH_CMA_NONCE, 0) != WH_CMA_NONCE)) {
-        status = wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot create a nonce");
-    } else {
+    if (!own_nonce) {
+        status = wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot get memory for a nonce");
+    } else if (!nonce_made) {
+        status = wh_random_fill(own_nonce, WH_CMA_NONCE, error);
+    }
+    if (status == WHERRY_OK) {
         nonce_made = true;
         *nonce_p = own_nonce;
     }
@@ -61,15 +66,18 @@ void wh_cma_append_offer(wh_string *string, const wh_cma_offer *offer) {
     wh_string_append(string, (const char *)offer->nonce, sizeof(offer->nonce));
 }
 
-/** Parses the version and the identity, which begin every message. `wanted` is its size. */
+/**
+ * Parses the version and the identity, which begin every message. `wanted` is the expected size.
+ */
 static wherry_status parse_identity(const uint8_t *bytes, size_t size, size_t wanted, wh_identity *identity_p,
                                     wherry_error *error) {
     if (size > 0 && bytes[0] != WH_CMA_VERSION) {
-        return wh_fail(error, WHERRY_BAD_VERSION, "cma: the other side has version %u of this lane, this side has %d",
-                       bytes[0], WH_CMA_VERSION);
+        return wh_fail(error, WHERRY_BAD_VERSION,
+                       "the other side has version %u of the cma lane, but this side has version %d", bytes[0],
+                       WH_CMA_VERSION);
     }
     if (size != wanted) {
-        return wh_fail(error, WHERRY_MALFORMED, "cma: malformed message: %zu bytes, not %zu", size, wanted);
+        return wh_fail(error, WHERRY_MALFORMED, "cma: malformed message: %zu bytes instead of %zu", size, wanted);
     }
     wh_cursor cursor = wh_cursor_over(bytes + 1, size - 1);
     wh_identity_take(&cursor, identity_p);
@@ -89,7 +97,7 @@ wherry_status wh_cma_parse_request(const void *bytes, size_t size, wh_identity *
     return parse_identity(bytes, size, WH_CMA_REQUEST_BYTES, identity_p, error);
 }
 
-/* ---- why memory may not be read ---- */
+/* ---- explaining a refusal ---- */
 
 /** Reads the beginning of a small file as a string. @return false if it cannot be read. */
 static bool read_text(const char *path, char *text, size_t size) {
@@ -103,7 +111,8 @@ static bool read_text(const char *path, char *text, size_t size) {
 }
 
 /**
- * The effective user of a process: the second number after "Uid:" in /proc/PID/status. -1: unknown.
+ * Returns the effective user of a process, which is the second number after "Uid:" in
+ * /proc/PID/status; -1 if it is unknown.
  */
 static int64_t user_of(int32_t process) {
     char path[64];
@@ -127,41 +136,41 @@ void wh_cma_investigate(wh_cma_refusal *refusal) {
     refusal->own_user = geteuid();
     refusal->user = user_of(refusal->process);
     snprintf(path, sizeof(path), "/proc/%d/status", refusal->process);
-    /* The files of a process that is not dumpable belong to root. */
+    /* If a process is not dumpable, its files in /proc belong to root. */
     refusal->dumpable = refusal->user <= 0 || stat(path, &at) != 0 || at.st_uid != 0;
 }
 
-/** True if nothing but Yama forbids it. */
+/** True if nothing except Yama is known to forbid the read. */
 static bool only_yama(const wh_cma_refusal *refusal) {
     return refusal->dumpable && (refusal->user < 0 || refusal->user == refusal->own_user);
 }
 
 static void explain(const wh_cma_refusal *refusal, char *reason, size_t size) {
     if (!refusal->dumpable) {
-        snprintf(
-            reason, size,
-            "the source is not dumpable (PR_SET_DUMPABLE 0, or it changed its user): set PR_SET_DUMPABLE to 1 there "
-            "if other processes of its user may read it");
+        snprintf(reason, size,
+                 "the source is not dumpable (PR_SET_DUMPABLE is 0, or it changed its user): to let other processes of "
+                 "its user read it, set PR_SET_DUMPABLE to 1 in the source");
     } else if (!only_yama(refusal)) {
         snprintf(reason, size,
                  "the source runs as user %" PRId64 " and this process as user %" PRId64
-                 ": run both as one user, or give this process CAP_SYS_PTRACE",
+                 ": run both as one user, or grant CAP_SYS_PTRACE to this process",
                  refusal->user, refusal->own_user);
     } else if (refusal->scope == 1) {
         snprintf(reason, size,
-                 "Yama's ptrace_scope is 1 and the source has not named this process its ptracer: call "
-                 "PR_SET_PTRACER there, or set /proc/sys/kernel/yama/ptrace_scope to 0");
+                 "Yama's ptrace_scope is 1 and this process is not the ptracer of the source: call PR_SET_PTRACER "
+                 "in the source, or set /proc/sys/kernel/yama/ptrace_scope to 0");
     } else if (refusal->scope == 2) {
         snprintf(reason, size,
-                 "Yama's ptrace_scope is 2 and this process has no CAP_SYS_PTRACE: grant it, or set "
+                 "Yama's ptrace_scope is 2 and this process has no CAP_SYS_PTRACE: grant CAP_SYS_PTRACE, or set "
                  "/proc/sys/kernel/yama/ptrace_scope to 1 or 0");
     } else if (refusal->scope == 3) {
         snprintf(reason, size,
-                 "Yama's ptrace_scope is 3, which forbids it for all processes until the machine restarts");
+                 "Yama's ptrace_scope is 3, which forbids reading other processes until the machine restarts");
     } else {
         snprintf(reason, size,
                  "the source may have capabilities that this process lacks, or a container or a security module "
-                 "forbids it: start both the same way, in one container, if needed with CAP_SYS_PTRACE");
+                 "forbids the read: run both processes in one container with the same capabilities, or grant "
+                 "CAP_SYS_PTRACE to this process");
     }
 }
 
@@ -173,7 +182,8 @@ wherry_status wh_cma_refuse(const wh_cma_refusal *refusal, bool *assist_p, wherr
     if (refusal->scope == 1 && only_yama(refusal)) {
         *assist_p = true;
     }
-    wh_fail(error, WHERRY_REFUSED, "process_vm_readv on process %d of rank %d: %s; /proc/%d/mem: %s; %s",
+    wh_fail(error, WHERRY_REFUSED,
+            "cannot read the memory of process %d (rank %d): process_vm_readv: %s; /proc/%d/mem: %s; %s",
             refusal->process, refusal->rank, strerror_r(refusal->call_errnum, one, sizeof(one)), refusal->process,
             strerror_r(refusal->memory_errnum, other, sizeof(other)), reason);
     if (error) {
@@ -198,8 +208,8 @@ static wherry_status cma_offer(const wh_lane_site *site, wh_string *offer, wherr
 }
 
 /**
- * The source's pid in this process's namespace: from the kernel, or from the offer if both share
- * the namespace.
+ * Finds the source's pid in the pid namespace of this process. The pid comes from the group, or
+ * from the offer if the group does not know it and both processes share the namespace.
  */
 static wherry_status find_process(const wh_lane_site *site, const wh_identity *own, const wh_cma_offer *offer,
                                   int32_t *process_p, wherry_error *error) {
@@ -210,8 +220,8 @@ static wherry_status find_process(const wh_lane_site *site, const wh_identity *o
         }
         if (!wh_identity_shares_pids(own, &offer->identity)) {
             return wh_fail(error, WHERRY_UNSUPPORTED,
-                           "rank %d is in another pid namespace: start both in one container, or let them share it "
-                           "(docker run --pid, shareProcessNamespace)",
+                           "rank %d is in another pid namespace: start both ranks in one container, or let their "
+                           "containers share one pid namespace (docker run --pid, shareProcessNamespace)",
                            site->peer);
         }
         process = (int32_t)offer->identity.process;
@@ -220,7 +230,7 @@ static wherry_status find_process(const wh_lane_site *site, const wh_identity *o
     return WHERRY_OK;
 }
 
-/** Reads the nonce. Sets *errnum_p if the call is refused. */
+/** Checks that the source's memory contains the nonce. Sets *errnum_p if the system call fails. */
 static wherry_status read_nonce(const wh_cma_peer *peer, const wh_cma_offer *offer, int *errnum_p,
                                 wherry_error *error) {
     uint8_t found[WH_CMA_NONCE];
@@ -230,13 +240,16 @@ static wherry_status read_nonce(const wh_cma_peer *peer, const wh_cma_offer *off
     wherry_status status = wh_cma_read(peer, &batch, errnum_p, error);
     if (status == WHERRY_OUT_OF_BOUNDS || (status == WHERRY_OK && memcmp(found, offer->nonce, WH_CMA_NONCE) != 0)) {
         status = wh_fail(error, WHERRY_REFUSED,
-                         "process %d is not the process of rank %d: its memory does not hold the nonce", peer->process,
-                         peer->rank);
+                         "process %d is not the process of rank %d: its memory does not hold the nonce of the offer",
+                         peer->process, peer->rank);
     }
     return status;
 }
 
-/** The call is refused, perhaps by a system call filter that does not cover /proc/PID/mem. */
+/**
+ * Tries /proc/PID/mem after process_vm_readv has failed. This works if a system call filter has
+ * blocked process_vm_readv.
+ */
 static wherry_status try_memory(wh_cma_peer *peer, const wh_cma_offer *offer, int errnum, bool *assist_p,
                                 wherry_error *error) {
     wh_cma_refusal refusal = {.process = peer->process, .rank = peer->rank, .call_errnum = errnum};
@@ -250,8 +263,8 @@ static wherry_status try_memory(wh_cma_peer *peer, const wh_cma_offer *offer, in
         if (refusal.memory_errnum != EPERM && refusal.memory_errnum != EACCES) {
             if (status == WHERRY_OK) {
                 wh_log(WHERRY_LOG_WARN,
-                       "cma: process_vm_readv is filtered (errno %d): reading %s instead, which is slower", errnum,
-                       path);
+                       "cma: process_vm_readv is not allowed here (errno %d); using %s instead, which is slower",
+                       errnum, path);
             }
             return status;
         }
@@ -296,7 +309,7 @@ static wherry_status cma_probe(const wh_lane_site *site, const void *bytes, size
             wh_cma_append_request(request, &own);
             *assist_p = !request->failed;
         }
-        return status == WHERRY_OK ? wh_fail_memory(error, "the end of a lane") : status;
+        return status == WHERRY_OK ? wh_fail_memory(error, "an end of the cma lane") : status;
     }
     *end = (wh_cma_end){.base.workers = site->threads, .peer = peer, .stop = site->stop};
     *end_p = &end->base;
@@ -319,7 +332,8 @@ static void cma_close(wh_lane_end *end) {
 const wh_lane_ops wh_lane_cma = {
     .name = "cma",
     .traits = WH_LANE_ONE_SIDED,
-    .run_bytes = 16 << 10, /* the kernel handles each page separately */
+    /* Short runs are slow, because the kernel handles each page separately. */
+    .run_bytes = 16 << 10,
     .offer = cma_offer,
     .probe = cma_probe,
     .assist = cma_assist,

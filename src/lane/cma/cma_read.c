@@ -1,6 +1,6 @@
 /*
- * Reading the source's memory: a chunk's runs at the source and here are paired into batches, one
- * system call each.
+ * Reads the source's memory in batches, usually with one system call each. A batch pairs runs of a
+ * chunk in the source's memory with runs in the memory of this process.
  */
 #include <errno.h>
 #include <limits.h>
@@ -15,9 +15,15 @@
 #include "lane/cma/cma.h"
 
 enum {
-    /** If bytes are hashed, batches are no longer: they are still in the cache then. */
+    /**
+     * Maximum size of a batch if digests are checked. A batch of this size is still in the CPU
+     * cache when it is hashed.
+     */
     HASHED_BATCH = 512 << 10,
-    /** Reading fewer unwanted bytes than this costs less than splitting a run. */
+    /**
+     * A gap of unwanted bytes that is shorter than this is read too, because that costs less than
+     * splitting the run.
+     */
     READ_THROUGH = 2048,
 };
 
@@ -30,11 +36,12 @@ wherry_status wh_cma_peer_open(wh_cma_peer *peer, int32_t process, int32_t rank,
         return WHERRY_OK;
     }
     if (errno == ESRCH) {
-        return wh_fail(error, WHERRY_PEER_LOST, "process %d of rank %d does not exist", process, rank);
+        return wh_fail(error, WHERRY_PEER_LOST, "process %d (rank %d) does not exist any more", process, rank);
     }
     wherry_status status = errno == ENOSYS || errno == EPERM ? WHERRY_UNSUPPORTED : WHERRY_SYSTEM;
     return wh_fail_errno(error, status, errno,
-                         "pidfd_open of process %d, which is needed to detect that its pid is reused", process);
+                         "cannot open a pidfd for process %d, which is needed to detect that its pid is reused",
+                         process);
 }
 
 void wh_cma_peer_close(wh_cma_peer *peer) {
@@ -50,7 +57,7 @@ void wh_cma_peer_close(wh_cma_peer *peer) {
 
 static wherry_status fail_lost(const wh_cma_peer *peer, wherry_error *error) {
     return wh_fail_rank(error, peer->rank,
-                        wh_fail(error, WHERRY_PEER_LOST, "process %d of rank %d ended while its memory was read",
+                        wh_fail(error, WHERRY_PEER_LOST, "process %d (rank %d) ended while its memory was being read",
                                 peer->process, peer->rank));
 }
 
@@ -77,13 +84,16 @@ static void cut(struct iovec **items, size_t *count, size_t bytes) {
     }
 }
 
-/** One read from the front of the batch. @return bytes; 0: the process has ended; -1 with errno. */
+/**
+ * Reads once from the front of the batch.
+ * @return the number of bytes; 0 if the process has ended; -1 with errno if the read failed.
+ */
 static ssize_t read_front(const wh_cma_peer *peer, const wh_cma_batch *batch) {
     if (peer->memory >= 0) {
         size_t length = wh_min(batch->local->iov_len, batch->remote->iov_len);
         ssize_t got = pread(peer->memory, batch->local->iov_base, length, (off_t)(uintptr_t)batch->remote->iov_base);
         if (got < 0 && errno == EIO) {
-            errno = EFAULT; /* as process_vm_readv does */
+            errno = EFAULT; /* the same errno as from process_vm_readv */
         }
         return got;
     }
@@ -91,7 +101,8 @@ static ssize_t read_front(const wh_cma_peer *peer, const wh_cma_batch *batch) {
 }
 
 /**
- * The memory of one side does not exist. Finds out which by reading one byte into memory that does.
+ * Handles EFAULT, which means that the memory of one side does not exist. To find out which side,
+ * reads one byte of the source into a local variable.
  */
 static wherry_status fail_fault(const wh_cma_peer *peer, const wh_cma_batch *batch, wherry_error *error) {
     char byte;
@@ -100,11 +111,11 @@ static wherry_status fail_fault(const wh_cma_peer *peer, const wh_cma_batch *bat
     wh_cma_batch one = {&remote, &local, 1, 1};
     if (read_front(peer, &one) == 1) {
         return wh_fail(error, WHERRY_OUT_OF_BOUNDS,
-                       "the destination at %p cannot be written: it must stay allocated until the transfer is over",
+                       "cannot write to the destination at %p: it must stay allocated until the transfer ends",
                        batch->local->iov_base);
     }
     return wh_fail(error, WHERRY_OUT_OF_BOUNDS,
-                   "the memory of rank %d at %p cannot be read: it must stay allocated until the transfer is over",
+                   "cannot read the memory of rank %d at %p: it must stay allocated until the transfer ends",
                    peer->rank, batch->remote->iov_base);
 }
 
@@ -122,10 +133,10 @@ static wherry_status fail_read(const wh_cma_peer *peer, const wh_cma_batch *batc
                              "reading the memory of process %d (rank %d) is not allowed; see docs/cma.md",
                              peer->process, peer->rank);
     case ENOSYS:
-        return wh_fail_errno(error, WHERRY_UNSUPPORTED, errnum, "process_vm_readv");
+        return wh_fail_errno(error, WHERRY_UNSUPPORTED, errnum, "this system does not have process_vm_readv");
     default:
-        return wh_fail_errno(error, WHERRY_SYSTEM, errnum, "reading the memory of process %d (rank %d)", peer->process,
-                             peer->rank);
+        return wh_fail_errno(error, WHERRY_SYSTEM, errnum, "cannot read the memory of process %d (rank %d)",
+                             peer->process, peer->rank);
     }
 }
 
@@ -150,11 +161,11 @@ wherry_status wh_cma_read(const wh_cma_peer *peer, wh_cma_batch *batch, int *err
 
 /* ---- chunks ---- */
 
-/** One worker: what it reuses from chunk to chunk. */
+/** The state of one worker, reused for each chunk. */
 typedef struct puller {
     const wh_cma_end *end;
     const wh_sink *sink;
-    wh_digester *digester; /**< With verify. */
+    wh_digester *digester; /**< NULL if sink->verify is not set. */
     wh_segments origin;
     wh_landing landing;
     wh_run_cursor remote;
@@ -165,14 +176,14 @@ typedef struct puller {
     struct iovec local_list[IOV_MAX];
 } puller;
 
-/** The rest of the current run, at most so many bytes. */
+/** Returns the rest of the current run, limited to `most` bytes. */
 static struct iovec front(const wh_run_cursor *cursor, size_t most) {
     return (struct iovec){wh_run_cursor_here(cursor), wh_min(wh_run_cursor_left(cursor), most)};
 }
 
 /**
- * Lists the source's next bytes, merging contiguous runs. @return how many; fewer if the list is
- * full.
+ * Adds the source's next `bytes` bytes to the list, merging contiguous runs.
+ * @return the number of bytes added; less than `bytes` if the list is full.
  */
 static size_t add_remote(puller *p, size_t bytes) {
     size_t added = 0;
@@ -193,8 +204,8 @@ static size_t add_remote(puller *p, size_t bytes) {
 }
 
 /**
- * True if bytes without a destination are read anyway, because skipping them would split a run of
- * the source.
+ * True if bytes without a destination should be read into scratch, because skipping them would
+ * split a run of the source.
  */
 static bool reads_through(const puller *p, size_t bytes) {
     return bytes < READ_THROUGH && bytes <= p->landing.scratch_bytes && p->local_count > 0 &&
@@ -202,8 +213,9 @@ static bool reads_through(const puller *p, size_t bytes) {
 }
 
 /**
- * Fills both lists with the next bytes of the chunk, as much as one call takes. @return how many
- * bytes.
+ * Fills both lists with the next bytes of the chunk, as many as fit in one system call, but at most
+ * `most`.
+ * @return the number of bytes.
  */
 static size_t collect(puller *p, size_t most) {
     size_t bytes = 0;
@@ -229,7 +241,7 @@ static size_t collect(puller *p, size_t most) {
     return bytes;
 }
 
-/** Hashes bytes that have just landed, from the cursor on. */
+/** Hashes bytes that were just read, beginning at the cursor. */
 static void digest(puller *p, wh_run_cursor at, size_t bytes) {
     while (bytes > 0) {
         struct iovec run = front(&at, bytes);
@@ -239,7 +251,7 @@ static void digest(puller *p, wh_run_cursor at, size_t bytes) {
     }
 }
 
-/** Reads a chunk that is open. */
+/** Reads the chunk that the sink has opened in p->landing. */
 static wherry_status read_chunk(puller *p, wherry_error *error) {
     p->remote = wh_run_cursor_at(&p->origin);
     p->local = wh_run_cursor_at(&p->landing.segments);
@@ -259,11 +271,11 @@ static wherry_status read_chunk(puller *p, wherry_error *error) {
 
 static wherry_status pull_chunk(puller *p, uint64_t chunk, wherry_error *error) {
     const wh_sink *sink = p->sink;
-    wh_digest made;
+    wherry_digest made;
     WH_TRY(sink->origin(sink->context, chunk, &p->origin, error));
     WH_TRY(sink->open(sink->context, chunk, &p->landing, error));
     if (p->origin.bytes != p->landing.segments.bytes) {
-        return wh_fail(error, WHERRY_INTERNAL, "a chunk has %llu bytes at the source, but %llu here",
+        return wh_fail(error, WHERRY_INTERNAL, "a chunk has %llu bytes at the source, but %llu bytes at this receiver",
                        (unsigned long long)p->origin.bytes, (unsigned long long)p->landing.segments.bytes);
     }
     if (sink->verify) {
@@ -294,9 +306,11 @@ wherry_status wh_cma_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink
     if (sink->verify && !p->digester) {
         status = wh_fail_memory(error, "a digest");
     }
-    while (status == WHERRY_OK && !wh_stop_requested(own->stop) && sink->next(sink->context, &chunk)) {
-        status = pull_chunk(p, chunk, error);
-    }
+    do {
+        while (status == WHERRY_OK && !wh_stop_requested(own->stop) && sink->next(sink->context, &chunk)) {
+            status = pull_chunk(p, chunk, error);
+        }
+    } while (status == WHERRY_OK && wh_sink_more(sink));
     if (status == WHERRY_OK && wh_stop_requested(own->stop)) {
         status = wh_fail(error, WHERRY_CANCELLED, "reading from rank %d was stopped", own->peer.rank);
     }

@@ -1,14 +1,13 @@
 /*
- * The lane `cuda_ipc`: the receiver opens the source's device memory, and its device copies. This
- * file is what a source says about its memory, and how a receiver opens it. cuda_ipc_cache.c keeps
- * what is open, cuda_ipc_pull.c copies.
+ * The cuda_ipc lane: the receiver opens the source's device memory, and a device of the receiver
+ * copies it. In this file, a source describes its memory and a receiver opens it. cuda_ipc_cache.c
+ * caches open memory, cuda_ipc_pull.c copies.
  */
 #include "lane/cuda_ipc/cuda_ipc.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -22,7 +21,8 @@
 #include "memory/memory.h"
 
 /**
- * Threads that collect runs: with small tensors, a device copies faster than one thread collects.
+ * Number of threads that prepare copies. With small tensors, a device copies faster than one thread
+ * can prepare copies.
  */
 enum { WORKERS = 2 };
 
@@ -118,7 +118,8 @@ wherry_status wh_ipc_parse_offer(const void *bytes, size_t size, wh_ipc_offer *o
     wh_ipc_offer offer = {.keeps = false};
     uint64_t version = wh_cursor_number(&cursor, 1);
     if (!cursor.failed && version != WH_IPC_VERSION) {
-        return wh_fail(error, WHERRY_BAD_VERSION, "the source has version %u of the lane cuda_ipc, this side has %d",
+        return wh_fail(error, WHERRY_BAD_VERSION,
+                       "the source has version %u of the cuda_ipc lane, but this rank has version %d",
                        (unsigned)version, WH_IPC_VERSION);
     }
     take_head(&cursor, &offer);
@@ -145,12 +146,12 @@ wherry_status wh_ipc_parse_offer(const void *bytes, size_t size, wh_ipc_offer *o
 
 /* ---- the source ---- */
 
-/** The nonce of this process, on each device that was offered. It is never freed. */
+/** The nonce of this process, and its copies on devices. The copies are never freed. */
 static uint8_t nonce[WH_IPC_NONCE];
 static bool nonce_made;
 static void *nonce_data[WH_CUDA_DEVICES_MAX];
 
-/** A child of fork() must not take the nonce of its parent for its own. */
+/** A child of fork() must not use the nonce of its parent. */
 static void forget_nonce(void) {
     nonce_made = false;
     memset(nonce_data, 0, sizeof(nonce_data));
@@ -159,15 +160,16 @@ static void forget_nonce(void) {
 static wh_fork_lock nonce_lock = WH_FORK_LOCK(.in_child = forget_nonce);
 
 /**
- * Copies the nonce, which is made at its first use. @param data_p  its memory on the device; NULL:
- * none yet.
+ * Copies the nonce to `copy`. Creates it on first use.
+ * @param data_p  receives the address of the copy on the device; NULL if there is none yet.
  */
 static wherry_status read_nonce(int32_t device, uint8_t copy[WH_IPC_NONCE], void **data_p, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     wh_fork_lock_take(&nonce_lock);
-    if (!nonce_made && getrandom(nonce, sizeof(nonce), 0) != (ssize_t)sizeof(nonce)) {
-        status = wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot make a nonce");
-    } else {
+    if (!nonce_made) {
+        status = wh_random_fill(nonce, sizeof(nonce), error);
+    }
+    if (status == WHERRY_OK) {
         nonce_made = true;
         memcpy(copy, nonce, sizeof(nonce));
         *data_p = nonce_data[device];
@@ -177,8 +179,8 @@ static wherry_status read_nonce(int32_t device, uint8_t copy[WH_IPC_NONCE], void
 }
 
 /**
- * Copies the nonce to the device. Outside the lock: CUDA may have fork handlers that take its own
- * locks.
+ * Copies the nonce to the device. Does not hold the lock while it calls CUDA, because CUDA may have
+ * fork handlers that take CUDA's own locks.
  */
 static wherry_status place_nonce(int32_t device, const uint8_t copy[WH_IPC_NONCE], void **data_p, wherry_error *error) {
     const wh_memory_ops *memory = wh_memory_of(WHERRY_DEVICE_CUDA);
@@ -198,7 +200,7 @@ static wherry_status place_nonce(int32_t device, const uint8_t copy[WH_IPC_NONCE
         *data_p = nonce_data[device];
         wh_fork_lock_give(&nonce_lock);
     }
-    if (unused) { /* another thread was first, or writing failed */
+    if (unused) { /* Another thread was faster, or writing failed. */
         memory->release(unused, WH_IPC_NONCE);
     }
     return status;
@@ -229,7 +231,7 @@ static wherry_status ipc_offer(const wh_lane_site *site, wh_string *text, wherry
     if (!shared || shared->count == 0) {
         return shared && shared->reason.status != WHERRY_OK
                    ? wh_fail(error, WHERRY_UNSUPPORTED, "%s", shared->reason.message)
-                   : wh_fail(error, WHERRY_UNSUPPORTED, "the state has no memory of a CUDA device");
+                   : wh_fail(error, WHERRY_UNSUPPORTED, "no tensor of the state is in CUDA memory");
     }
     wh_ipc_offer offer = {.keeps = shared->keeps, .allocation_count = shared->count + 1};
     offer.allocations = wh_alloc_array(offer.allocation_count, sizeof(*offer.allocations));
@@ -250,7 +252,7 @@ static wherry_status ipc_offer(const wh_lane_site *site, wh_string *text, wherry
     }
     if (status == WHERRY_OK && text->size > WH_LANE_LONG_OFFER_MAX) {
         status =
-            wh_fail(error, WHERRY_LIMIT, "the state is in %zu allocations, more than an offer can list", shared->count);
+            wh_fail(error, WHERRY_LIMIT, "the state has %zu allocations, more than an offer can list", shared->count);
     }
     wh_free(offer.allocations);
     return status;
@@ -265,8 +267,9 @@ static wherry_status ipc_assist(const wh_lane_site *site, const void *bytes, siz
 /* ---- the receiver ---- */
 
 /**
- * True if the source is a thread of this process, whose memory the driver cannot open, and need
- * not.
+ * True if the offer has the nonce of this process. Then source and receiver are the same process,
+ * or the offer is forged. The driver cannot open memory of its own process. If they are the same
+ * process, the source's addresses can be used directly.
  */
 static bool is_own(const wh_ipc_offer *offer) {
     wh_fork_lock_take(&nonce_lock);
@@ -276,8 +279,8 @@ static bool is_own(const wh_ipc_offer *offer) {
 }
 
 /**
- * The local number of a device of the source; 0 if this process does not see it: any device opens
- * its memory.
+ * Returns the number that a device of the source has in this process. If the device is not visible
+ * here, returns 0. Opening the memory then fails if device 0 cannot access it.
  */
 static int32_t find_device(const wh_ipc_offer *offer, int32_t theirs) {
     for (size_t i = 0; i < offer->device_count; i++) {
@@ -291,7 +294,7 @@ static int32_t find_device(const wh_ipc_offer *offer, int32_t theirs) {
     return 0;
 }
 
-/** The source's pid in this process's namespace; 0: unknown, it is in another one. */
+/** Returns the source's pid; 0 if it is unknown, because the source is in another pid namespace. */
 static int32_t find_process(const wh_lane_site *site, const wh_identity *here, const wh_identity *source) {
     int32_t process = wh_group_process(site->group, site->peer);
     bool shared = !process && source->process <= INT32_MAX && wh_identity_shares_pids(here, source);
@@ -303,15 +306,15 @@ static wherry_status fetch_descriptor(wh_ipc_end *end, int theirs, int *fd_p, wh
     int pidfd = wh_ipc_owner_pidfd(end->owner);
     if (pidfd < 0) {
         return wh_fail(error, WHERRY_UNSUPPORTED,
-                       "cannot open the mapped memory of rank %d: its process is in another pid namespace, or Linux is "
-                       "older than 5.6",
+                       "cannot open the expandable segments of rank %d: this needs Linux 5.6 or newer, and both "
+                       "processes in one pid namespace",
                        end->site->peer);
     }
     int fd = (int)syscall(SYS_pidfd_getfd, pidfd, theirs, 0);
     if (fd < 0) {
         end->refused = errno == EPERM;
-        return wh_fail_errno(error, WHERRY_REFUSED, errno,
-                             "cannot open the mapped memory of rank %d (expandable segments)", end->site->peer);
+        return wh_fail_errno(error, WHERRY_REFUSED, errno, "cannot open the expandable segments of rank %d",
+                             end->site->peer);
     }
     *fd_p = fd;
     return WHERRY_OK;
@@ -330,14 +333,14 @@ static wherry_status open_one(wh_ipc_end *end, const wh_ipc_offer *offer, const 
     return status;
 }
 
-/** Reads the nonce out of the source's memory. */
+/** Checks that the source's memory contains the nonce. */
 static wherry_status check_nonce(const wh_ipc_end *end, const wh_ipc_offer *offer, const wh_ipc_window *window,
                                  wherry_error *error) {
     uint8_t found[WH_IPC_NONCE];
     const char *at = window->data + (offer->nonce_address - window->base);
     WH_TRY(wh_cuda_read(end->device, found, at, sizeof(found), error));
     if (memcmp(found, offer->nonce, sizeof(found)) != 0) {
-        return wh_fail(error, WHERRY_REFUSED, "the memory that rank %d offers does not hold the nonce",
+        return wh_fail(error, WHERRY_REFUSED, "the memory that rank %d offers does not hold the nonce of the offer",
                        end->site->peer);
     }
     return WHERRY_OK;
@@ -350,8 +353,8 @@ static int by_base(const void *one, const void *other) {
 }
 
 /**
- * An allocation of this process. Its nonce is known to every receiver, so the driver must confirm
- * the allocation.
+ * Checks an allocation of this process. Every receiver of an offer knows the nonce, so the offer
+ * may be forged. The driver must confirm that the allocation exists.
  */
 static wherry_status find_own(const wh_ipc_end *end, const wh_cuda_allocation *one, wh_ipc_window *window,
                               wherry_error *error) {
@@ -362,13 +365,14 @@ static wherry_status find_own(const wh_ipc_end *end, const wh_cuda_allocation *o
         close(real.fd);
     }
     if (status != WHERRY_OK || real.base != one->base || real.size != one->size) {
-        return wh_fail(error, WHERRY_REFUSED, "rank %d offers memory that this process does not have", end->site->peer);
+        return wh_fail(error, WHERRY_REFUSED, "rank %d offers an allocation that does not exist in this process",
+                       end->site->peer);
     }
     *window = (wh_ipc_window){one->base, one->size, data, real.device == end->device, NULL};
     return WHERRY_OK;
 }
 
-/** Opens all allocations of the offer, the one with the nonce first. */
+/** Opens all allocations of the offer. Checks the nonce, unless the offer is from this process. */
 static wherry_status open_all(wh_ipc_end *end, const wh_ipc_offer *offer, const wh_identity *here,
                               wherry_error *error) {
     bool own = is_own(offer);
@@ -411,7 +415,7 @@ static wherry_status check_host(const wh_lane_site *site, const wh_ipc_offer *of
     return wh_cuda_check(error);
 }
 
-/** An end with room for all windows; NULL if there is no memory. */
+/** Returns an end with room for all windows; NULL if out of memory. */
 static wh_ipc_end *make_end(const wh_lane_site *site, const wh_ipc_offer *offer) {
     wh_ipc_end *end = wh_alloc_zeroed(1, sizeof(*end));
     wh_ipc_window *windows = wh_alloc_zeroed(offer->allocation_count, sizeof(*windows));
@@ -438,7 +442,7 @@ static wherry_status ipc_probe(const wh_lane_site *site, const void *bytes, size
     wh_ipc_end *end = status == WHERRY_OK ? make_end(site, &offer) : NULL;
     if (!end) {
         wh_free(offer.allocations);
-        return status == WHERRY_OK ? wh_fail_memory(error, "the end of a lane") : status;
+        return status == WHERRY_OK ? wh_fail_memory(error, "an end of the cuda_ipc lane") : status;
     }
     status = open_all(end, &offer, &here, error);
     wh_free(offer.allocations);

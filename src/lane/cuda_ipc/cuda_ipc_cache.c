@@ -1,10 +1,9 @@
 /*
- * Memory of other processes that is open here.
+ * A cache of memory that belongs to other processes and is open in this process.
  *
- * 1. The driver opens an allocation only once per process. So there is one list, which all
- *    transfers share.
- * 2. An allocation stays open beyond its last window only if the source has promised that it stays
- *    allocated, and only if this process can notice that the source has ended.
+ * 1. The driver can open a handle only once per process. So all transfers share one list.
+ * 2. An allocation is kept open after its last window is closed only if the source has promised to
+ *    keep the memory allocated, and if this process can detect that the source has ended.
  *
  *     closed -> used: wh_ipc_open
  *     used -> kept: wh_ipc_close, if promised      used -> closed: wh_ipc_close, otherwise
@@ -20,7 +19,7 @@
 #include "base/process.h"
 #include "lane/cuda_ipc/cuda_ipc.h"
 
-/** An allocation that is open. */
+/** An open allocation. */
 typedef struct wh_ipc_open_entry {
     uint8_t handle[WH_CUDA_HANDLE_BYTES];
     bool keeps;
@@ -32,9 +31,10 @@ typedef struct wh_ipc_open_entry {
 
 struct wh_ipc_owner {
     uint8_t nonce[WH_IPC_NONCE]; /**< Identifies the process. */
-    int pidfd;                   /**< Readable once it has ended; -1: its pid is unknown here. */
-    const wh_group *group;       /**< Where it was a rank at the last transfer. Only compared. */
-    int32_t rank;
+    int pidfd;                   /**< Readable once the process has ended; -1: none. */
+    /** The group of the last transfer. Only compared, never dereferenced. */
+    const wh_group *group;
+    int32_t rank; /**< Its rank in that group. */
     size_t users;
     wh_ipc_open_entry *entries;
     struct wh_ipc_owner *next;
@@ -42,14 +42,14 @@ struct wh_ipc_owner {
 
 static wh_ipc_owner *owners;
 
-/** A child of fork() has none of its parent's memory open. */
+/** A child of fork() cannot use the memory that its parent has opened. */
 static void after_fork_in_child(void) {
     owners = NULL;
 }
 
 static wh_fork_lock lock = WH_FORK_LOCK(.in_child = after_fork_in_child);
 
-/* ---- under the lock ---- */
+/* ---- the caller holds the lock ---- */
 
 /** Closes an entry that has no users. */
 static void close_entry(wh_ipc_open_entry *entry) {
@@ -62,7 +62,10 @@ static void close_entry(wh_ipc_open_entry *entry) {
     wh_free(entry);
 }
 
-/** Closes what is unused and not in the offer. @param offer  NULL: everything unused. */
+/**
+ * Closes unused allocations that are not in the offer. Closes all unused allocations if the offer
+ * is NULL or does not promise to keep the memory.
+ */
 static void close_entries(wh_ipc_owner *owner, const wh_ipc_offer *offer) {
     for (wh_ipc_open_entry *entry = owner->entries, *next; entry; entry = next) {
         bool offered = false;
@@ -81,7 +84,7 @@ static bool is_gone(const wh_ipc_owner *owner) {
     return owner->pidfd >= 0 && poll(&watched, 1, 0) == 1;
 }
 
-/** Removes an owner if nothing of it is open. */
+/** Removes an owner that has no open allocations and no users. */
 static void drop_idle(wh_ipc_owner **at) {
     wh_ipc_owner *owner = *at;
     if (owner && owner->users == 0 && !owner->entries) {
@@ -121,7 +124,7 @@ wherry_status wh_ipc_owner_take(const wh_lane_site *site, const wh_ipc_offer *of
     }
     wh_fork_lock_give(&lock);
     if (!owner) {
-        return wh_fail_memory(error, "the memory of another process");
+        return wh_fail_memory(error, "a record of the source's process");
     }
     *owner_p = owner;
     return WHERRY_OK;
@@ -141,7 +144,11 @@ void wh_ipc_owner_give(wh_ipc_owner *owner) {
 }
 
 void wh_ipc_forget(const wh_group *group, int32_t rank, bool lost) {
-    (void)lost; /* a transfer over another lane ends the promise too */
+    /*
+     * Allocations are closed even if the rank is not lost, because the source's promise also ends
+     * when a transfer uses another lane.
+     */
+    (void)lost;
     wh_fork_lock_take(&lock);
     for (wh_ipc_owner **at = &owners, *owner; (owner = *at);) {
         bool meant = group && owner->group == group && (rank < 0 || owner->rank == rank);
@@ -156,7 +163,7 @@ void wh_ipc_forget(const wh_group *group, int32_t rank, bool lost) {
 
 /* ---- allocations ---- */
 
-/** An entry with a handle. Mapped memory is opened anew each time. */
+/** Finds an open allocation by its handle. Mappings are not shared: each transfer opens its own. */
 static wh_ipc_open_entry *find(const wh_ipc_owner *owner, const wh_cuda_allocation *allocation, int32_t device) {
     wh_ipc_open_entry *entry = owner->entries;
     while (entry && (entry->import.mapped || entry->import.device != device ||
@@ -166,7 +173,7 @@ static wh_ipc_open_entry *find(const wh_ipc_owner *owner, const wh_cuda_allocati
     return entry;
 }
 
-/** Opens an allocation. Under the lock, so that no other thread opens the same one. */
+/** Opens an allocation. The caller holds the lock, so that no other thread opens the same one. */
 static wherry_status make(wh_ipc_owner *owner, const wh_cuda_allocation *allocation, int fd, int32_t device,
                           wh_ipc_open_entry **entry_p, wherry_error *error) {
     wh_ipc_open_entry *entry = wh_alloc_zeroed(1, sizeof(*entry));
@@ -194,11 +201,12 @@ wherry_status wh_ipc_open(wh_ipc_owner *owner, bool keeps, const wh_cuda_allocat
     wh_ipc_open_entry *entry = fd < 0 ? find(owner, allocation, device) : NULL;
     wherry_status status = entry ? WHERRY_OK : make(owner, allocation, fd, device, &entry, error);
     if (status == WHERRY_OK && entry && entry->import.size < allocation->size) {
-        status = wh_fail(error, WHERRY_OUT_OF_BOUNDS, "the source's allocation has %llu bytes, not %llu as offered",
+        status = wh_fail(error, WHERRY_OUT_OF_BOUNDS,
+                         "the source's allocation has %llu bytes, but its offer says %llu bytes",
                          (unsigned long long)entry->import.size, (unsigned long long)allocation->size);
     }
     if (status == WHERRY_OK && entry) {
-        /* else its end would go unnoticed */
+        /* Without a pidfd, this process cannot detect that the source has ended. */
         entry->keeps = keeps && !entry->import.mapped && owner->pidfd >= 0;
         entry->users++;
         *window_p = (wh_ipc_window){allocation->base, allocation->size, entry->import.data, true, entry};

@@ -1,7 +1,7 @@
 /*
- * Copying: chunks are collected into batches, each of them a kernel launch or a few copies, so that
- * the device is busy while the next batch is collected. Batches alternate between two queues, so
- * that one fills the device while another ends.
+ * Copies chunks in batches. Each batch is a few kernel launches or copies. The device works on a
+ * batch while the next one is collected. Batches alternate between two queues, so that the device
+ * stays busy when a batch ends.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -14,8 +14,8 @@
 #include "memory/pinned.h"
 
 /**
- * The first batch is small, so that the device starts at once. Each following one is twice as
- * large.
+ * The first batch is full at FIRST_BYTES, so that the device starts early. For each following
+ * batch, the limit doubles, up to BATCH_BYTES.
  */
 #define FIRST_BYTES (UINT64_C(16) << 20)
 #define BATCH_BYTES (UINT64_C(256) << 20)
@@ -23,9 +23,10 @@
 enum { UNDER_WAY = 4, QUEUES = 2, BATCH_CHUNKS = 1024, RUNS = 512 };
 
 /**
- * Runs to the host up to this length go through a block of pinned memory, many per launch: a driver
- * copy to memory that is not pinned takes some microseconds and blocks. With fewer runs than
- * BOUNCE_FROM this does not pay.
+ * Host destinations are not pinned. A copy by the driver to such memory takes some microseconds and
+ * blocks the thread. So one kernel launch copies many runs of at most BOUNCE_RUN_MAX bytes into a
+ * block of pinned memory, and the thread copies them to their destinations. If there are fewer than
+ * BOUNCE_FROM runs, the driver copies them, because pinned memory would not be faster.
  */
 enum { BOUNCE_RUN_MAX = 64 << 10, BOUNCE_FROM = 8 };
 
@@ -40,32 +41,32 @@ typedef struct batch {
     uint64_t ticket;
 } batch;
 
-/** One worker's share of a round. */
+/** The state of one worker during a round. */
 typedef struct pulling {
     wh_ipc_end *end;
     const wh_sink *sink;
     wh_cuda_queue *queues[QUEUES];
-    size_t turn; /**< The next one. */
+    size_t turn; /**< The queue for the next batch. */
     wh_routes routes;
-    size_t window;                      /**< Where the last route was found. */
-    wh_cuda_run runs[COPY_KINDS][RUNS]; /**< Collected, per kind. */
+    size_t window;                      /**< The window in which the last route was found. */
+    wh_cuda_run runs[COPY_KINDS][RUNS]; /**< The collected runs of each kind. */
     size_t run_count[COPY_KINDS];
     size_t bounced_bytes;
-    char *block; /**< Pinned, WH_PINNED_BLOCK bytes; NULL: not needed yet, or not available. */
+    char *block; /**< WH_PINNED_BLOCK bytes; NULL: not needed yet, or not available. */
     batch batches[UNDER_WAY];
     size_t oldest;
     size_t under_way;
 } pulling;
 
-/** Space of a run in the block: aligned for the device's widest loads and stores. */
+/**
+ * Returns the space that a run takes in the block: its length, rounded up so that the next run is
+ * aligned for the widest loads and stores.
+ */
 static size_t room_of(uint64_t length) {
     return (size_t)(length + 15) / 16 * 16;
 }
 
-/**
- * Copies the collected runs into the block, waits, and copies them from there to their
- * destinations.
- */
+/** Copies the BOUNCED runs into the pinned block, waits, and copies them to their destinations. */
 static wherry_status bounce(pulling *p, size_t count, wherry_error *error) {
     const wh_lane_site *site = p->end->site;
     wh_cuda_queue *queue = p->queues[p->turn];
@@ -89,7 +90,10 @@ static wherry_status bounce(pulling *p, size_t count, wherry_error *error) {
     return wh_site_blame(site, status, error);
 }
 
-/** Starts copying the collected runs of one kind. */
+/**
+ * Starts to copy the collected runs of one kind. BOUNCED runs may already be copied when the
+ * function returns.
+ */
 static wherry_status flush(pulling *p, copy_kind how, wherry_error *error) {
     size_t count = p->run_count[how];
     p->run_count[how] = 0;
@@ -104,7 +108,7 @@ static wherry_status flush(pulling *p, copy_kind how, wherry_error *error) {
                  : WHERRY_OK;
 }
 
-/** True if there is a block, or one can be allocated. */
+/** True if there is a pinned block. Allocates it if needed. */
 static bool has_block(pulling *p) {
     void *block;
     if (!p->block && wh_pinned_take(p->end->device, WH_PINNED_BLOCK, &block, NULL) == WHERRY_OK) {
@@ -120,7 +124,7 @@ static copy_kind choose_kind(pulling *p, const wh_ipc_window *window, const wh_r
     return window->direct && route->device < 0 && length <= BOUNCE_RUN_MAX && has_block(p) ? BOUNCED : BY_DRIVER;
 }
 
-/** The window that contains an address of the source; NULL: none. */
+/** Returns the window that contains an address of the source; NULL if there is none. */
 static const wh_ipc_window *find_window(pulling *p, uint64_t address) {
     const wh_ipc_window *windows = p->end->windows;
     if (address >= windows[p->window].base && address - windows[p->window].base < windows[p->window].size) {
@@ -163,7 +167,7 @@ static wherry_status add_route(pulling *p, const wh_route *route, wherry_error *
     return status;
 }
 
-/** Collects chunks. The batch stays empty if there are no more. */
+/** Collects chunks for a batch. If there are no more chunks, the batch stays empty. */
 static wherry_status collect(pulling *p, batch *b, uint64_t most, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     uint64_t chunk;
@@ -196,7 +200,7 @@ static wherry_status begin(pulling *p, batch *b, wherry_error *error) {
     return status;
 }
 
-/** Waits for the oldest batch, and closes its chunks. */
+/** Waits for the oldest batch, and reports that its chunks have arrived. */
 static wherry_status end_oldest(pulling *p, wherry_error *error) {
     batch *b = p->batches + p->oldest;
     const wh_lane_site *site = p->end->site;
@@ -221,9 +225,12 @@ static wherry_status pull_round(pulling *p, wherry_error *error) {
         batch *b = p->batches + (p->oldest + p->under_way) % UNDER_WAY;
         if (more && p->under_way < UNDER_WAY) {
             status = collect(p, b, most, error);
-            more = status == WHERRY_OK && b->count > 0;
-            if (more) {
+            if (status == WHERRY_OK && b->count) {
                 status = begin(p, b, error);
+            } else if (status == WHERRY_OK && p->under_way) {
+                status = end_oldest(p, error);
+            } else if (status == WHERRY_OK) {
+                more = wh_sink_more(p->sink);
             }
             most = wh_min(2 * most, BATCH_BYTES);
         } else {
@@ -250,7 +257,8 @@ wherry_status wh_ipc_pull(wh_lane_end *base, uint32_t worker, const wh_sink *sin
         status = pull_round(p, error);
     }
     for (size_t i = 0; i < QUEUES; i++) {
-        wh_cuda_queue_destroy(p->queues[i]); /* waits: nothing is written once this has returned */
+        /* Waits for pending copies, so that nothing is written after the return. */
+        wh_cuda_queue_destroy(p->queues[i]);
     }
     wh_pinned_give(p->block, WH_PINNED_BLOCK);
     wh_routes_destroy(&p->routes);

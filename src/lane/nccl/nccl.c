@@ -1,12 +1,13 @@
 /*
- * The lane `nccl`: memory of CUDA devices between hosts, over a communicator of its own. This file
- * is how the two sides come to have one. nccl_comm.c keeps communicators, nccl_move.c moves bytes.
+ * The nccl lane: moves CUDA memory between hosts, over an NCCL communicator of its own. In this
+ * file, the two sides agree on a communicator. nccl_comm.c caches communicators, nccl_move.c moves
+ * bytes.
  *
  *     source                                     receiver
- *     offer: ids of kept communicators  ------>  probe: one that both keep? then PLAN
- *     assist: begins to make one  <------------  else asks for one
- *                                                probe again: makes its half, and both meet
- *     accept  <--------------------------------  PLAN: id
+ *     offer: ids of cached communicators  ---->  probe: if both sides have one, sends PLAN
+ *     assist: begins to create one  <----------  otherwise asks for a new one
+ *                                                second probe: creates its half and waits
+ *     accept  <--------------------------------  PLAN: id of the communicator
  */
 #include "lane/nccl/nccl.h"
 
@@ -26,7 +27,8 @@ static wherry_status check_version(wh_cursor *cursor, wherry_error *error) {
     uint64_t version = wh_cursor_number(cursor, 1);
     return cursor->failed || version == WH_NCCL_VERSION
                ? WHERRY_OK
-               : wh_fail(error, WHERRY_BAD_VERSION, "the other side has version %u of the lane nccl, this side has %d",
+               : wh_fail(error, WHERRY_BAD_VERSION,
+                         "the other side has version %u of the nccl lane, but this side has version %d",
                          (unsigned)version, WH_NCCL_VERSION);
 }
 
@@ -88,11 +90,12 @@ wherry_status wh_nccl_parse_request(const void *bytes, size_t size, wh_nccl_requ
 
 static wherry_status check_device(const wh_lane_site *site, wherry_error *error) {
     return site->devices ? wh_cuda_check(error)
-                         : wh_fail(error, WHERRY_UNSUPPORTED, "the state has no memory of a CUDA device");
+                         : wh_fail(error, WHERRY_UNSUPPORTED, "no tensor of the state is in CUDA memory");
 }
 
 /**
- * The communicators that a transfer may use. @param process  the other one; NULL: not known yet.
+ * Describes the communicators that a transfer may use.
+ * @param process  identifies the other process; NULL: not known yet.
  */
 static wh_nccl_pair pair_of(const wh_lane_site *site, bool is_source, const uint8_t *process) {
     wh_nccl_pair pair = {
@@ -107,7 +110,7 @@ static wh_nccl_pair pair_of(const wh_lane_site *site, bool is_source, const uint
     return pair;
 }
 
-/** Does not load NCCL, which takes long: most receivers never ask for it. */
+/** Does not load NCCL, because loading takes a long time and most receivers do not need it. */
 static wherry_status nccl_offer(const wh_lane_site *site, wh_string *text, wherry_error *error) {
     wh_nccl_offer offer = {.count = 0};
     WH_TRY(check_device(site, error));
@@ -119,7 +122,7 @@ static wherry_status nccl_offer(const wh_lane_site *site, wh_string *text, wherr
     return text->failed ? wh_fail_memory(error, "an offer") : WHERRY_OK;
 }
 
-/** Both sides must make it at the same time, so the source begins before the receiver waits. */
+/** Begins to create a communicator. Both sides must do so at the same time. */
 static wherry_status nccl_assist(const wh_lane_site *site, const void *bytes, size_t size, wherry_error *error) {
     wh_nccl_request request;
     WH_TRY(wh_nccl_parse_request(bytes, size, &request, error));
@@ -130,11 +133,12 @@ static wherry_status nccl_assist(const wh_lane_site *site, const void *bytes, si
     }
     if (request.library != (uint32_t)library->version) {
         return wh_fail(error, WHERRY_UNSUPPORTED,
-                       "rank %d has NCCL %u, this rank has %d; both must have the same version", (int)site->peer,
-                       (unsigned)request.library, library->version);
+                       "rank %d has version %u of NCCL, but this rank has version %d; both need the same version",
+                       (int)site->peer, (unsigned)request.library, library->version);
     }
     wh_nccl_pair pair = pair_of(site, true, request.process);
-    wh_nccl_drop(&pair, NULL, 0); /* the receiver would not ask if it had one of the offered ones */
+    /* The receiver asks for a new communicator only if it has none of the offered ones. */
+    wh_nccl_drop(&pair, NULL, 0);
     return wh_nccl_meet(&pair, request.id, &request.unique, error);
 }
 
@@ -143,7 +147,7 @@ static wherry_status new_end(const wh_lane_site *site, wh_nccl_comm *comm, uint8
     wh_nccl_end *end = wh_alloc_zeroed(1, sizeof(*end));
     if (!end) {
         wh_nccl_give(comm);
-        return wh_fail_memory(error, "the end of a lane");
+        return wh_fail_memory(error, "an end of the nccl lane");
     }
     *end = (wh_nccl_end){{1}, site, comm, (uint64_t)message_mib << 20};
     *end_p = &end->base;
@@ -157,7 +161,7 @@ static wherry_status nccl_accept(const wh_lane_site *site, const void *bytes, si
     wh_nccl_pair pair = pair_of(site, true, request.process);
     wh_nccl_comm *comm = wh_nccl_take(&pair, request.id, BIT(WH_NCCL_MEETING) | BIT(WH_NCCL_IDLE));
     if (!comm) {
-        return wh_fail(error, WHERRY_REFUSED, "the communicator that rank %d requested does not exist any more",
+        return wh_fail(error, WHERRY_REFUSED, "the NCCL communicator that rank %d requested does not exist any more",
                        (int)site->peer);
     }
     *ready_p = true;
@@ -171,7 +175,7 @@ static wherry_status check_host(const wh_lane_site *site, const wh_nccl_offer *o
     WH_TRY(wh_boot_read(boot, error));
     if (!site->ordered && memcmp(boot, offer->boot, sizeof(boot)) == 0) {
         return wh_fail(error, WHERRY_UNSUPPORTED,
-                       "rank %d is on this host, where other lanes are faster; name nccl in `lanes` to use it",
+                       "rank %d is on this host, where other lanes are faster; to use nccl anyway, name it in `lanes`",
                        (int)site->peer);
     }
     return wh_cuda_check(error);
@@ -189,13 +193,13 @@ static wherry_status append_request(wh_string *text, const wh_nccl_comm *comm, w
     return text->failed ? wh_fail_memory(error, "a request") : status;
 }
 
-/** The source has begun to make the communicator. Makes this side's half. */
+/** Creates this side's half of the communicator. The source has begun to create the other half. */
 static wherry_status meet(const wh_lane_site *site, wh_nccl_comm *comm, wherry_error *error) {
     wh_deadline soon = wh_deadline_in_ms((int64_t)wh_min(WH_NCCL_MEET_MS, site->no_progress_ms / 2));
     wherry_status status = wh_nccl_begin(comm, error);
     if (status == WHERRY_OK) {
-        status =
-            wh_nccl_await(comm, site->stop, wh_deadline_earlier(site->deadline, soon), "meeting the source", error);
+        status = wh_nccl_await(comm, site->stop, wh_deadline_earlier(site->deadline, soon), "connecting to the source",
+                               error);
     }
     if (status == WHERRY_CANCELLED || (status != WHERRY_OK && wh_deadline_passed(site->deadline))) {
         wh_nccl_abort(comm);
@@ -207,8 +211,8 @@ static wherry_status meet(const wh_lane_site *site, wh_nccl_comm *comm, wherry_e
 }
 
 /**
- * A communicator that both sides keep. Ends those that the source lacks. @return NULL if there is
- * none.
+ * Returns a cached communicator that both sides have; NULL if there is none. Destroys those that
+ * the source does not have.
  */
 static wh_nccl_comm *find_kept(const wh_nccl_pair *pair, const wh_nccl_offer *offer) {
     wh_nccl_comm *comm = NULL;
@@ -229,7 +233,7 @@ static wherry_status nccl_probe(const wh_lane_site *site, const void *bytes, siz
         return WHERRY_UNSUPPORTED;
     }
     wh_nccl_pair pair = pair_of(site, false, offer.process);
-    if (wh_nccl_was_refused(&pair, error)) {
+    if (wh_nccl_failed_recently(&pair, error)) {
         return WHERRY_UNSUPPORTED;
     }
     wherry_status status = WHERRY_OK;
@@ -244,7 +248,7 @@ static wherry_status nccl_probe(const wh_lane_site *site, const void *bytes, siz
         }
         *assist_p = status == WHERRY_OK;
         return status == WHERRY_OK
-                   ? wh_fail(error, WHERRY_REFUSED, "there is no communicator with rank %d yet", (int)site->peer)
+                   ? wh_fail(error, WHERRY_REFUSED, "there is no NCCL communicator with rank %d yet", (int)site->peer)
                    : status;
     }
     if (status == WHERRY_OK && (status = append_request(request, comm, error)) != WHERRY_OK) {
@@ -264,7 +268,6 @@ static void nccl_close(wh_lane_end *base) {
 const wh_lane_ops wh_lane_nccl = {
     .name = "nccl",
     .traits = WH_LANE_DEVICE,
-    .finish_ms = WH_NCCL_FINISH_MS,
     .offer = nccl_offer,
     .probe = nccl_probe,
     .assist = nccl_assist,

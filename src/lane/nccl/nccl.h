@@ -1,15 +1,16 @@
 /**
- * @file nccl.h  What the two sides of the lane `nccl` tell each other, and an end.
+ * @file nccl.h  The messages and the end of the nccl lane.
  *
- * An offer: version (1 byte), boot id (36), process (16), number of communicators with the receiver
- * that the source keeps (1) and the id of each (8). A request, also the one for assistance: version
- * (1), the receiver's process (16), id of the communicator (8), version of NCCL (4), length of a
- * message in MiB (1), NCCL's unique id (128; zeros for a communicator that exists). Numbers are big
- * endian.
+ * An offer has, with sizes in bytes: version (1), boot id (36), random number of the source's
+ * process (16), number of cached communicators with the receiver (1), id of each of these
+ * communicators (8).
  *
- * The chunks of a round, in order, form a stream of bytes that is cut into messages. Each message
- * has as many chunks as it takes to reach the agreed length. So both sides know all lengths, and
- * only the bytes travel.
+ * A request has: version (1), random number of the receiver's process (16), id of the communicator
+ * (8), version of NCCL (4), length of a message in MiB (1), NCCL's unique id (128). A request for
+ * assistance has the same fields. Only `assist` uses the unique id. Numbers are big-endian.
+ *
+ * The chunks of a round are packed into messages, in order. A message ends with the first chunk
+ * that makes it reach the agreed length. So both sides know all lengths, and no headers are needed.
  */
 #ifndef WH_LANE_NCCL_NCCL_H
 #define WH_LANE_NCCL_NCCL_H
@@ -29,7 +30,7 @@ typedef struct wh_nccl_offer {
 typedef struct wh_nccl_request {
     uint8_t process[WH_NCCL_PROCESS_BYTES];
     uint64_t id;
-    uint32_t library; /**< Its version. */
+    uint32_t library; /**< The version of NCCL. */
     uint8_t message_mib;
     wh_nccl_unique unique;
 } wh_nccl_request;
@@ -37,7 +38,7 @@ typedef struct wh_nccl_request {
 void wh_nccl_append_offer(wh_string *string, const wh_nccl_offer *offer);
 void wh_nccl_append_request(wh_string *string, const wh_nccl_request *request);
 
-/** @return WHERRY_OK; WHERRY_MALFORMED, WHERRY_BAD_VERSION. */
+/** These functions parse messages. @return WHERRY_OK; WHERRY_MALFORMED, WHERRY_BAD_VERSION. */
 wherry_status wh_nccl_parse_offer(const void *bytes, size_t size, wh_nccl_offer *offer_p, wherry_error *error);
 wherry_status wh_nccl_parse_request(const void *bytes, size_t size, wh_nccl_request *request_p, wherry_error *error);
 

@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -17,7 +16,10 @@
 #define SECOND UINT64_C(1000000000)
 #define BIT(state) (1U << (state))
 
-/** Thread blocks of NCCL on the device: enough for a network. NCCL allocates buffers per block. */
+/**
+ * Maximum number of NCCL's thread blocks on the device. 8 are enough for a network, and more would
+ * need more memory.
+ */
 enum { BLOCKS = 8 };
 
 /* ---- the library ---- */
@@ -43,14 +45,16 @@ static void load(void) {
     const char *name = getenv("WHERRY_NCCL_LIBRARY");
     name = name && *name ? name : "libnccl.so.2";
     /*
-     * Prefer a library that is loaded already, such as torch's own: two copies would waste device
-     * memory.
+     * If the process has already loaded NCCL, for example with torch, use that copy. A second copy
+     * would waste device memory.
      */
     void *file = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     file = file ? file : dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!file) {
         const char *why = dlerror();
-        wh_fail(&load_failure, WHERRY_UNSUPPORTED, "NCCL is not installed: %s", why ? why : name);
+        wh_fail(&load_failure, WHERRY_UNSUPPORTED,
+                "cannot load NCCL: %s; install NCCL 2.18 or newer, or set WHERRY_NCCL_LIBRARY to its libnccl.so.2",
+                why ? why : name);
         return;
     }
     if (!find_calls(file, name)) {
@@ -87,7 +91,7 @@ wherry_status wh_nccl_fail(wherry_error *error, int result, wh_nccl_handle handl
                    doing, text ? text : "unknown error", result, *more ? ": " : "", (int)strcspn(more, "\n"), more);
 }
 
-/* ---- one communicator: making it, waiting for it, ending it ---- */
+/* ---- creating, polling and aborting one communicator ---- */
 
 static int init_on_stream(void *context, void *stream) {
     wh_nccl_comm *comm = context;
@@ -113,7 +117,7 @@ wherry_status wh_nccl_begin(wh_nccl_comm *comm, wherry_error *error) {
         status = wh_cuda_queue_with_stream(comm->queue, init_on_stream, comm, &answer, error);
     }
     if (status == WHERRY_OK && answer != WH_NCCL_OK && answer != WH_NCCL_IN_PROGRESS) {
-        status = wh_nccl_fail(error, answer, NULL, "cannot make a communicator");
+        status = wh_nccl_fail(error, answer, NULL, "cannot create an NCCL communicator");
     }
     if (status != WHERRY_OK) {
         wh_nccl_abort(comm);
@@ -121,7 +125,7 @@ wherry_status wh_nccl_begin(wh_nccl_comm *comm, wherry_error *error) {
     return status;
 }
 
-/** The state of the communicator according to NCCL. */
+/** Returns NCCL's state of the communicator: WH_NCCL_OK, WH_NCCL_IN_PROGRESS or an error. */
 static int poll_state(const wh_nccl_comm *comm) {
     int result = WH_NCCL_OK;
     int answer = wh_nccl_find(NULL)->async_error(comm->handle, &result);
@@ -147,7 +151,7 @@ wherry_status wh_nccl_check(const wh_nccl_comm *comm, wherry_error *error) {
     int result = poll_state(comm);
     return result == WH_NCCL_OK || result == WH_NCCL_IN_PROGRESS
                ? WHERRY_OK
-               : wh_nccl_fail(error, result, comm->handle, "the communicator is broken");
+               : wh_nccl_fail(error, result, comm->handle, "the NCCL communicator has failed");
 }
 
 static int abort_on_stream(void *context, void *stream) {
@@ -159,21 +163,21 @@ void wh_nccl_abort(wh_nccl_comm *comm) {
     int answer;
     if (comm->handle &&
         wh_cuda_queue_with_stream(comm->queue, abort_on_stream, comm->handle, &answer, NULL) != WHERRY_OK) {
-        /* the device is broken, but NCCL must end its threads */
+        /* The device has failed, but NCCL must still end its threads. */
         abort_on_stream(comm->handle, NULL);
     }
     comm->handle = NULL;
-    wh_cuda_queue_destroy(comm->queue); /* waits: nothing is read or written afterwards */
+    wh_cuda_queue_destroy(comm->queue); /* Waits until the device is done. */
     comm->queue = NULL;
 }
 
-/* ---- those that this process has ---- */
+/* ---- the communicators of this process ---- */
 
-static wh_nccl_comm *comms; /**< The latest first. */
+static wh_nccl_comm *comms; /**< A list of all communicators, newest first. */
 static uint8_t own_process[WH_NCCL_PROCESS_BYTES];
-static bool process_known; /**< own_process is filled. */
+static bool process_known; /**< own_process is valid. */
 
-/** A child of fork() cannot use or end the communicators of its parent. */
+/** A child of fork() can neither use nor destroy the communicators of its parent. */
 static void forget_parent(void) {
     comms = NULL;
     process_known = false;
@@ -181,15 +185,12 @@ static void forget_parent(void) {
 
 static wh_fork_lock lock = WH_FORK_LOCK(.in_child = forget_parent);
 
-/** Under the lock. */
+/** Fills own_process at the first call. The caller holds the lock. */
 static wherry_status know_process(wherry_error *error) {
-    if (process_known) {
-        return WHERRY_OK;
+    if (!process_known) {
+        WH_TRY(wh_random_fill(own_process, sizeof(own_process), error));
+        process_known = true;
     }
-    if (getrandom(own_process, sizeof(own_process), 0) != (ssize_t)sizeof(own_process)) {
-        return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot get a random number for this process");
-    }
-    process_known = true;
     return WHERRY_OK;
 }
 
@@ -201,7 +202,10 @@ wherry_status wh_nccl_process(uint8_t process[WH_NCCL_PROCESS_BYTES], wherry_err
     return status;
 }
 
-/** True if it joins the same two ranks, whichever process the other is. */
+/**
+ * True if the communicator connects the same two ranks in the same direction. The other process and
+ * the local device may differ.
+ */
 static bool is_between(const wh_nccl_comm *comm, const wh_nccl_pair *pair) {
     return comm->pair.is_source == pair->is_source && comm->pair.own == pair->own && comm->pair.rank == pair->rank;
 }
@@ -215,7 +219,7 @@ static bool is_in(const wh_nccl_comm *comm, unsigned states) {
     return states >> comm->state & 1;
 }
 
-/* ---- the list, under the lock ---- */
+/* ---- the list of communicators: the caller holds the lock ---- */
 
 static void add(wh_nccl_comm *comm, wh_nccl_state state) {
     comm->state = state;
@@ -236,7 +240,8 @@ static void unlink_comm(wh_nccl_comm *comm) {
 }
 
 /**
- * Removes what `unwanted` selects, for destroy_all after the lock is released: aborting takes time.
+ * Removes the communicators that `unwanted` selects. The caller passes them to destroy_all after it
+ * has released the lock, because aborting takes time.
  */
 static wh_nccl_comm *take_out(bool (*unwanted)(const wh_nccl_comm *comm, const void *context), const void *context) {
     wh_nccl_comm *out = NULL;
@@ -261,7 +266,10 @@ static void destroy_all(wh_nccl_comm *list) {
     }
 }
 
-/** True for a half whose other never came, an old failure, and one that NCCL reports as broken. */
+/**
+ * True if the receiver did not use the communicator in time, if its failure is old, or if NCCL
+ * reports an error.
+ */
 static bool is_stale(const wh_nccl_comm *comm, const void *context) {
     const uint64_t *now = context;
     uint64_t age = *now - comm->since;
@@ -284,7 +292,10 @@ static wh_nccl_comm *take_stale(void) {
 
 /* ---- finding ---- */
 
-/** The latest of a pair in these states (bits). @param id, tag  NULL: any. Under the lock. */
+/**
+ * Finds the newest communicator of a pair in one of these states (a bit mask). If `id` is NULL, any
+ * id matches. If `tag` is NULL, any tag matches. The caller holds the lock.
+ */
 static wh_nccl_comm *find(const wh_nccl_pair *pair, unsigned states, const uint64_t *id, const uint64_t *tag) {
     wh_nccl_comm *comm = comms;
     while (comm &&
@@ -294,7 +305,7 @@ static wh_nccl_comm *find(const wh_nccl_pair *pair, unsigned states, const uint6
     return comm;
 }
 
-/** As find, and makes it BUSY. */
+/** Like find, but takes the lock and makes the communicator BUSY. */
 static wh_nccl_comm *take(const wh_nccl_pair *pair, unsigned states, const uint64_t *id, const uint64_t *tag) {
     wh_fork_lock_take(&lock);
     wh_nccl_comm *comm = know_process(NULL) == WHERRY_OK ? find(pair, states, id, tag) : NULL;
@@ -313,12 +324,13 @@ wh_nccl_comm *wh_nccl_take_asked(const wh_nccl_pair *pair, uint64_t tag) {
     return take(pair, BIT(WH_NCCL_ASKED), NULL, &tag);
 }
 
-bool wh_nccl_was_refused(const wh_nccl_pair *pair, wherry_error *error) {
+bool wh_nccl_failed_recently(const wh_nccl_pair *pair, wherry_error *error) {
     wh_fork_lock_take(&lock);
     wh_nccl_comm *stale = know_process(NULL) == WHERRY_OK ? take_stale() : NULL;
     const wh_nccl_comm *comm = find(pair, BIT(WH_NCCL_FAILED), NULL, NULL);
     if (comm) {
-        wh_fail(error, WHERRY_UNSUPPORTED, "it failed %llu s ago, and is tried again %d s after the failure: %s",
+        wh_fail(error, WHERRY_UNSUPPORTED,
+                "the nccl lane failed %llu s ago and is tried again only %d s after a failure: %s",
                 (unsigned long long)((wh_clock_now() - comm->since) / SECOND), WH_NCCL_FAILED_S, comm->reason.message);
     }
     wh_fork_lock_give(&lock);
@@ -340,9 +352,9 @@ size_t wh_nccl_kept(const wh_nccl_pair *pair, uint64_t *ids, size_t most) {
     return count;
 }
 
-/* ---- making ---- */
+/* ---- creating communicators ---- */
 
-/** @return NULL if there is no memory. */
+/** Allocates an entry that is not in the list. @return NULL if out of memory. */
 static wh_nccl_comm *new_comm(const wh_nccl_pair *pair) {
     wh_nccl_comm *comm = wh_alloc_zeroed(1, sizeof(*comm));
     if (comm) {
@@ -351,7 +363,10 @@ static wh_nccl_comm *new_comm(const wh_nccl_pair *pair) {
     return comm;
 }
 
-/** @return NULL with the reason in error. */
+/**
+ * Creates an entry with a new unique id of NCCL and a random id. @return NULL, with the reason in
+ * `error`, if it fails.
+ */
 static wh_nccl_comm *new_asked(const wh_nccl_pair *pair, wherry_error *error) {
     wh_nccl_comm *comm = new_comm(pair);
     if (!comm) {
@@ -359,30 +374,28 @@ static wh_nccl_comm *new_asked(const wh_nccl_pair *pair, wherry_error *error) {
         return NULL;
     }
     int result = wh_nccl_find(NULL)->get_unique(&comm->unique);
-    if (result == WH_NCCL_OK && getrandom(&comm->id, sizeof(comm->id), 0) == (ssize_t)sizeof(comm->id)) {
-        return comm;
-    }
     if (result != WH_NCCL_OK) {
-        wh_nccl_fail(error, result, NULL, "cannot listen for the source");
-    } else {
-        wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot get a random number for a communicator");
+        wh_nccl_fail(error, result, NULL, "cannot get a unique id from NCCL");
+    } else if (wh_random_fill(&comm->id, sizeof(comm->id), error) == WHERRY_OK) {
+        return comm;
     }
     wh_free(comm);
     return NULL;
 }
 
 /**
- * The communicator that a transfer may ask for. Under the lock. @return NULL with the reason in
- * error.
+ * Returns a communicator that a transfer can request from the source. It is a new one, or one that
+ * an earlier transfer has requested without getting an answer. The caller holds the lock.
+ * @return NULL, with the reason in `error`, if there is no such communicator.
  */
 static wh_nccl_comm *take_unanswered(const wh_nccl_pair *pair, wherry_error *error) {
-    /* its transfer failed, or still waits */
+    /* The transfer of a communicator in the state ASKED still waits, or has failed. */
     wh_nccl_comm *comm = find(pair, BIT(WH_NCCL_ASKED), NULL, NULL);
     if (!comm) {
         return new_asked(pair, error);
     }
     if (wh_clock_now() - comm->since < WH_NCCL_ASKED_S * SECOND) {
-        wh_fail(error, WHERRY_UNSUPPORTED, "another transfer is waiting for a communicator with rank %d",
+        wh_fail(error, WHERRY_UNSUPPORTED, "another transfer is waiting for an NCCL communicator with rank %d",
                 (int)pair->rank);
         return NULL;
     }
@@ -404,18 +417,19 @@ wherry_status wh_nccl_ask(const wh_nccl_pair *pair, uint64_t tag, wh_nccl_comm *
     return comm ? WHERRY_OK : error->status;
 }
 
-/** Checks that a receiver may have another one made. Under the lock. */
+/** Checks that a receiver may ask for another communicator. The caller holds the lock. */
 static wherry_status check_meeting(uint64_t id, int32_t rank, wherry_error *error) {
     size_t meeting = 0;
     for (const wh_nccl_comm *comm = comms; comm; comm = comm->next) {
         meeting += comm->state == WH_NCCL_MEETING;
         if (comm->pair.is_source && comm->id == id) {
-            return wh_fail(error, WHERRY_MALFORMED, "rank %d asked twice for a communicator", (int)rank);
+            return wh_fail(error, WHERRY_MALFORMED, "rank %d asked twice for the same NCCL communicator", (int)rank);
         }
     }
     return meeting < WH_NCCL_MEETING_MAX
                ? WHERRY_OK
-               : wh_fail(error, WHERRY_LIMIT, "%d communicators are being made already", WH_NCCL_MEETING_MAX);
+               : wh_fail(error, WHERRY_LIMIT, "%d NCCL communicators are being created, which is the maximum",
+                         WH_NCCL_MEETING_MAX);
 }
 
 wherry_status wh_nccl_meet(const wh_nccl_pair *pair, uint64_t id, const wh_nccl_unique *unique, wherry_error *error) {
@@ -449,7 +463,7 @@ wherry_status wh_nccl_meet(const wh_nccl_pair *pair, uint64_t id, const wh_nccl_
     return status;
 }
 
-/* ---- giving back ---- */
+/* ---- giving back and destroying communicators ---- */
 
 typedef struct dropping {
     const wh_nccl_pair *pair;
@@ -476,7 +490,10 @@ void wh_nccl_drop(const wh_nccl_pair *pair, const uint64_t *ids, size_t count) {
     destroy_all(dropped);
 }
 
-/** Also matches that rank in another group, where the next transfer makes a new one. */
+/**
+ * Also matches ranks with the same number in other groups. They lose only cached communicators:
+ * their next transfer creates a new one.
+ */
 static bool is_lost(const wh_nccl_comm *comm, const void *context) {
     const int32_t *rank = context;
     return comm->pair.rank == *rank && is_in(comm, BIT(WH_NCCL_IDLE) | BIT(WH_NCCL_MEETING));
@@ -493,7 +510,7 @@ void wh_nccl_forget(const wh_group *group, int32_t rank, bool lost) {
     destroy_all(out);
 }
 
-/** True if WH_NCCL_KEPT_MAX later ones are kept. Under the lock. */
+/** True if WH_NCCL_KEPT_MAX newer communicators are cached. The caller holds the lock. */
 static bool is_beyond(const wh_nccl_comm *comm, const void *context) {
     size_t before = 0;
     (void)context;

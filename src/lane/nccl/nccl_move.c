@@ -1,6 +1,6 @@
 /*
- * Moving bytes: messages of packed chunks. Packing, sending and unpacking are all on one stream, so
- * that they run in order without waits in between.
+ * Moves bytes. Chunks are packed into messages. Packing, sending and unpacking use one CUDA
+ * stream, so they run in order, and this side seldom has to wait between them.
  */
 #include <string.h>
 
@@ -11,11 +11,11 @@
 #include "memory/cuda.h"
 #include "memory/memory.h"
 
-/** Messages queued before the oldest is waited for. */
+/** Maximum number of messages in flight. */
 enum { UNDER_WAY = 3 };
 
 typedef struct message {
-    uint64_t *chunks; /**< RECEIVER. */
+    uint64_t *chunks; /**< Receiver only. */
     size_t count;
     size_t capacity;
     uint64_t bytes;
@@ -28,22 +28,18 @@ typedef struct runs {
     size_t capacity;
 } runs;
 
-/** One side's share of a round. */
+/** The state of one side during a round. */
 typedef struct moving {
     wh_nccl_end *end;
     wh_nccl_comm *comm;
-    const wh_sink *sink; /**< RECEIVER. */
-    const wh_feed *feed; /**< SOURCE. */
-    void *
-        /**
-         * On the device: where a message that is not contiguous is packed. All messages use it in
-         * turn.
-         */
-        packing;
+    const wh_sink *sink; /**< Receiver only; NULL at the source. */
+    const wh_feed *feed; /**< Source only; NULL at the receiver. */
+    /** A buffer on the device for messages that are not contiguous. All messages use it in turn. */
+    void *packing;
     uint64_t packing_bytes;
-    wh_segments chunk; /**< SOURCE: the chunk being added. */
-    wh_segments whole; /**< SOURCE: the message. */
-    wh_routes routes;  /**< RECEIVER. */
+    wh_segments chunk; /**< Source only: the runs of the chunk being added. */
+    wh_segments whole; /**< Source only: the runs of the message. */
+    wh_routes routes;  /**< Receiver only: the routes of the message. */
     runs same;         /**< Copies within the communicator's device. */
     runs other;        /**< Copies from or to another device. */
     runs host;         /**< Copies to the host. */
@@ -54,7 +50,7 @@ typedef struct moving {
 
 /* ---- waiting ---- */
 
-/** Waits for a ticket until the peer is given up, and checks NCCL for errors meanwhile. */
+/** Waits for a ticket. Gives up if the peer makes no progress or NCCL reports an error. */
 static wherry_status await_ticket(moving *m, uint64_t ticket, wherry_error *error) {
     const wh_lane_site *site = m->end->site;
     wh_deadline patience = wh_site_patience(site);
@@ -74,15 +70,15 @@ static wherry_status await_ticket(moving *m, uint64_t ticket, wherry_error *erro
     }
 }
 
-/** Waits until NCCL has processed the last call. */
+/** Like wh_nccl_await, with the time limits of the site. */
 static wherry_status await_ready(moving *m, wherry_error *error) {
     const wh_lane_site *site = m->end->site;
     wherry_status status =
-        wh_nccl_await(m->comm, site->stop, wh_site_patience(site), "moving memory of CUDA devices", error);
+        wh_nccl_await(m->comm, site->stop, wh_site_patience(site), "moving CUDA memory with NCCL", error);
     return status == WHERRY_TIMED_OUT ? wh_site_timed_out(site, error) : wh_site_blame(site, status, error);
 }
 
-/** Waits for the oldest message, and reports its bytes. */
+/** Waits for the oldest message, and reports its bytes and chunks. */
 static wherry_status end_oldest(moving *m, wherry_error *error) {
     message *one = m->messages + m->oldest;
     WH_TRY(await_ticket(m, one->ticket, error));
@@ -128,13 +124,14 @@ static bool is_heavy(const moving *m) {
 }
 
 /**
- * Queues the copies on devices. The driver does those of other devices, which this one may not be
- * able to access.
+ * Queues the copies within and between devices. Copies to or from another device do not use a
+ * kernel, because this device may not be able to access that memory.
  */
 static wherry_status copy_on_devices(moving *m, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     if (is_heavy(m)) {
-        status = end_all(m, error); /* else the queue would wait for the peer without a limit */
+        /* Otherwise the queue might wait for the peer without a time limit. */
+        status = end_all(m, error);
     }
     if (status == WHERRY_OK) {
         status = copy(m, &m->same, WH_CUDA_ON_DEVICES, error);
@@ -150,7 +147,10 @@ static void release_packing(moving *m) {
     m->packing_bytes = 0;
 }
 
-/** Makes room for a message. The first one is as long as all others but the last. */
+/**
+ * Makes the buffer large enough for a message. It rarely has to grow, because most messages have
+ * about the same size.
+ */
 static wherry_status reserve_packing(moving *m, uint64_t bytes, wherry_error *error) {
     if (bytes <= m->packing_bytes) {
         return WHERRY_OK;
@@ -183,8 +183,8 @@ static int queue_receive(void *context, void *stream) {
 }
 
 /**
- * Queues a message, and waits until NCCL has put it on the stream, so that what is queued next
- * comes after it.
+ * Queues a message, and waits until NCCL has put it on the stream, so that later operations run
+ * after it.
  */
 static wherry_status queue_message(moving *m, void *data, uint64_t bytes, wherry_error *error) {
     operation o = {m, data, bytes};
@@ -198,7 +198,7 @@ static wherry_status queue_message(moving *m, void *data, uint64_t bytes, wherry
     return status == WHERRY_OK && answer == WH_NCCL_IN_PROGRESS ? await_ready(m, error) : status;
 }
 
-/** Completes a message: it is done when its ticket has passed. */
+/** Takes a ticket for a message. The message is done when the ticket has passed. */
 static wherry_status mark(moving *m, message *one, wherry_error *error) {
     wherry_status status = wh_cuda_queue_mark(m->comm->queue, &one->ticket, error);
     m->under_way += status == WHERRY_OK;
@@ -208,7 +208,7 @@ static wherry_status mark(moving *m, message *one, wherry_error *error) {
 /* ---- the source ---- */
 
 /**
- * True if memory is on the communicator's device. Asks the driver only if the state is on several
+ * True if memory is on the communicator's device. Asks the driver only if the state uses several
  * devices.
  */
 static bool is_same_device(const moving *m, const void *data) {
@@ -272,8 +272,8 @@ static wherry_status collect_from_sink(moving *m, message *one, wherry_error *er
 }
 
 /**
- * Copies a message to its destinations. Copies to the host start only when it has arrived, because
- * they block without checking the stop.
+ * Copies a message to its destinations. Copies to the host start only after the message has
+ * arrived, because they block and cannot be stopped.
  */
 static wherry_status unpack(moving *m, message *one, wherry_error *error) {
     for (size_t i = 0; i < m->routes.count; i++) {
@@ -308,24 +308,27 @@ static wherry_status move_round(moving *m, wherry_error *error) {
     while (status == WHERRY_OK && more) {
         message *one = m->messages + (m->oldest + m->under_way) % UNDER_WAY;
         status = m->sink ? collect_from_sink(m, one, error) : collect_from_feed(m, one, error);
-        more = one->bytes > 0;
+        bool some = one->bytes > 0;
         if (status == WHERRY_OK && wh_stop_requested(m->end->site->stop)) {
-            /* the message or the round may be shorter than the peer's */
+            /* After a stop request, the message or the round may be shorter than the peer's. */
             status = wh_site_cancelled(error);
         }
-        if (status == WHERRY_OK && more) {
+        if (status == WHERRY_OK && some) {
             status = m->sink ? receive_message(m, one, error) : send_message(m, one, error);
+        } else if (status == WHERRY_OK) {
+            status = end_all(m, error);
+            more = status == WHERRY_OK && (m->sink ? wh_sink_more(m->sink) : wh_feed_more(m->feed));
         }
         if (status == WHERRY_OK && m->under_way == UNDER_WAY) {
             status = end_oldest(m, error);
         }
     }
-    return status == WHERRY_OK ? end_all(m, error) : status;
+    return status;
 }
 
 /**
- * NCCL only knows that the peer has given up. The conversation learns why, and then requests the
- * stop.
+ * Waits up to WH_NCCL_REASON_MS for a stop request. NCCL reports only that the peer has failed. The
+ * conversation learns the reason from the peer, and then requests a stop.
  */
 static void await_reason(const wh_lane_site *site) {
     wh_cuda_backoff backoff = {0};
@@ -337,9 +340,9 @@ static void await_reason(const wh_lane_site *site) {
 static wherry_status move(wh_nccl_end *end, const wh_sink *sink, const wh_feed *feed, wherry_error *error) {
     moving m = {.end = end, .comm = end->comm, .sink = sink, .feed = feed};
     wherry_status status =
-        m.comm->handle ? move_round(&m, error) : wh_fail(error, WHERRY_SYSTEM, "the communicator was aborted before");
+        m.comm->handle ? move_round(&m, error) : wh_fail(error, WHERRY_SYSTEM, "the NCCL communicator was aborted");
     if (status != WHERRY_OK) {
-        wh_nccl_abort(m.comm); /* else each half may wait for the other for ever */
+        wh_nccl_abort(m.comm); /* Otherwise both sides might wait for each other forever. */
     }
     release_packing(&m);
     if (status == WHERRY_PEER_LOST) {

@@ -1,7 +1,7 @@
 /*
- * The lane `ring`: chunks go through rings in memory that both processes map. This file is how the
- * ends meet and share the memory; ring_move.c moves the bytes. See ring_internal.h for the
- * invariants.
+ * The ring lane: chunks go through ring buffers in memory that both processes map. In this file,
+ * the two sides connect and share the memory. ring_move.c moves the bytes. The invariants are in
+ * ring_internal.h.
  *
  *     source                                      receiver
  *     offer: boot id, network namespace  ------>  probe: same host and network? binds a socket
@@ -17,7 +17,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -27,6 +26,7 @@
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/process.h"
 #include "lane/lanes.h"
 #include "lane/ring/ring_internal.h"
 
@@ -36,7 +36,7 @@
 
 enum { PAGE = 4096 };
 
-/* Messages are bytes in a fixed order, numbers big endian. All begin with the magic. */
+/* The messages. All begin with the magic. Numbers are big-endian. */
 
 typedef struct offer_message {
     uint8_t magic[WH_RING_MAGIC_BYTES];
@@ -47,13 +47,13 @@ typedef struct offer_message {
 
 typedef struct request_message {
     uint8_t magic[WH_RING_MAGIC_BYTES];
-    uint8_t name[WH_RING_SECRET_BYTES]; /* of the receiver's socket */
+    uint8_t name[WH_RING_SECRET_BYTES]; /* the name of the receiver's socket */
     uint8_t pass[WH_RING_SECRET_BYTES];
     uint8_t answer[WH_RING_SECRET_BYTES];
     uint8_t workers[4];
 } request_message;
 
-/* Goes with the memory. */
+/* The datagram that carries the memory. */
 typedef struct handover_message {
     uint8_t magic[WH_RING_MAGIC_BYTES];
     uint8_t pass[WH_RING_SECRET_BYTES];
@@ -91,10 +91,10 @@ static wh_ring_end *new_end(const wh_lane_site *site, uint32_t workers, bool pus
 static wherry_status map(wh_ring_end *end, int fd, wherry_error *error) {
     void *memory = mmap(NULL, memory_bytes(end->base.workers), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) {
-        return wh_fail_errno(error, WHERRY_NO_MEMORY, errno, "cannot map %zu bytes of shared memory for the lane ring",
+        return wh_fail_errno(error, WHERRY_NO_MEMORY, errno, "cannot map %zu bytes of shared memory for the ring lane",
                              memory_bytes(end->base.workers));
     }
-    /* a child would only keep it alive */
+    /* A child of fork() does not need the memory, and would keep it allocated. */
     madvise(memory, memory_bytes(end->base.workers), MADV_DONTFORK);
     end->shared = memory;
     return WHERRY_OK;
@@ -103,16 +103,19 @@ static wherry_status map(wh_ring_end *end, int fd, wherry_error *error) {
 static wherry_status create_memory(wh_ring_end *end, wherry_error *error) {
     off_t size = (off_t)memory_bytes(end->base.workers);
     int fd = memfd_create("wherry-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    if (fd < 0 && errno == EINVAL) { /* the kernel does not know the last flag */
+    if (fd < 0 && errno == EINVAL) { /* The kernel does not know MFD_NOEXEC_SEAL. */
         fd = memfd_create("wherry-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     }
     if (fd < 0) {
-        return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot create shared memory for the lane ring");
+        return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot create shared memory for the ring lane");
     }
-    /* Allocate all pages here: a page that is missing later would be a SIGBUS. */
+    /*
+     * Allocate all pages now, so that this call fails if there is not enough memory. Otherwise a
+     * later access could raise SIGBUS.
+     */
     if (ftruncate(fd, size) != 0 || fallocate(fd, 0, 0, size) != 0 ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-        wh_fail_errno(error, WHERRY_NO_MEMORY, errno, "cannot get %lld bytes of shared memory for the lane ring",
+        wh_fail_errno(error, WHERRY_NO_MEMORY, errno, "cannot allocate %lld bytes of shared memory for the ring lane",
                       (long long)size);
         goto err_close;
     }
@@ -127,14 +130,14 @@ err_close:
     return WHERRY_NO_MEMORY;
 }
 
-/* Maps memory that somebody else has created. The descriptor stays the caller's. */
+/* Checks and maps memory from the source. The caller closes the descriptor. */
 static wherry_status open_memory(wh_ring_end *end, int fd, wherry_error *error) {
     struct stat about;
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &about) != 0 ||
         about.st_size != (off_t)memory_bytes(end->base.workers)) {
         return wh_fail(error, WHERRY_MALFORMED,
-                       "rank %d sent something other than the shared memory of a ring with %u workers",
+                       "rank %d sent a descriptor that is not the shared memory of the ring lane with %u workers",
                        (int)end->site->peer, (unsigned)end->base.workers);
     }
     return map(end, fd, error);
@@ -151,7 +154,7 @@ static void close_memory(wh_ring_end *end) {
     end->memory = -1;
 }
 
-/* Wakes the other side, which may be asleep, so that it sees that this end is gone. */
+/* Marks this end as closed, and wakes the other side so that it notices. */
 static void announce_close(wh_ring_end *end) {
     atomic_store(end->pushes ? &end->shared->push_closed : &end->shared->pull_closed, 1);
     wh_ring_wake(&end->shared->answered);
@@ -176,9 +179,9 @@ static void ring_close(wh_lane_end *base) {
     wh_free(end);
 }
 
-/* ---- how the ends meet ---- */
+/* ---- how the two sides connect ---- */
 
-/* The offer of this process. A receiver compares its own with the source's. */
+/* Fills the offer of this process. A receiver compares its own offer with the source's. */
 static wherry_status describe(const wh_lane_site *site, offer_message *here, wherry_error *error) {
     memcpy(here->magic, WH_RING_MAGIC, sizeof(here->magic));
     wh_store_be32(here->workers, (uint32_t)wh_min(site->threads, WH_RING_WORKERS_MAX));
@@ -197,7 +200,7 @@ static wherry_status ring_offer(const wh_lane_site *site, wh_string *offer, wher
 }
 
 /*
- * Checks that the source is on this host and in this network namespace, and agrees on the number of
+ * Checks that the source is on this host and in this network namespace. Chooses the number of
  * workers.
  */
 static wherry_status check_offer(const wh_lane_site *site, const void *bytes, size_t size, uint32_t *workers_p,
@@ -205,10 +208,10 @@ static wherry_status check_offer(const wh_lane_site *site, const void *bytes, si
     offer_message there;
     offer_message here = {0};
     if (size < sizeof(there.magic) || memcmp(bytes, WH_RING_MAGIC, sizeof(there.magic)) != 0) {
-        return wh_fail(error, WHERRY_BAD_VERSION, "rank %d has another version of the lane ring", (int)site->peer);
+        return wh_fail(error, WHERRY_BAD_VERSION, "rank %d has a different version of the ring lane", (int)site->peer);
     }
     if (size != sizeof(there)) {
-        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed ring offer: %zu bytes, not %zu",
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed ring offer: %zu bytes instead of %zu",
                        (int)site->peer, size, sizeof(there));
     }
     memcpy(&there, bytes, sizeof(there));
@@ -220,11 +223,10 @@ static wherry_status check_offer(const wh_lane_site *site, const void *bytes, si
         return wh_site_other_host(site, error);
     }
     if (memcmp(there.network, here.network, sizeof(here.network)) != 0) {
-        return wh_fail(
-            error, WHERRY_UNSUPPORTED,
-            "rank %d is on this host, but in another network namespace, where it cannot receive shared memory: "
-            "run both in one network namespace to use the lane ring",
-            (int)site->peer);
+        return wh_fail(error, WHERRY_UNSUPPORTED,
+                       "rank %d is on this host, but in another network namespace: to use the ring lane, run both "
+                       "ranks in one network namespace",
+                       (int)site->peer);
     }
     uint32_t workers = (uint32_t)wh_min(wh_load_be32(there.workers), wh_load_be32(here.workers));
     if (workers == 0) {
@@ -234,7 +236,7 @@ static wherry_status check_offer(const wh_lane_site *site, const void *bytes, si
     return WHERRY_OK;
 }
 
-/* In the abstract namespace, where the name disappears with the socket. */
+/* Makes a name in the abstract namespace. Such a name disappears when its socket is closed. */
 static socklen_t socket_name(const uint8_t name[WH_RING_SECRET_BYTES], struct sockaddr_un *address) {
     *address = (struct sockaddr_un){.sun_family = AF_UNIX};
     int length = snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "wherry-ring-");
@@ -247,18 +249,16 @@ static socklen_t socket_name(const uint8_t name[WH_RING_SECRET_BYTES], struct so
 static wherry_status open_socket(int *socket_p, wherry_error *error) {
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) {
-        return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot create a Unix socket for the lane ring");
+        return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot create a Unix socket for the ring lane");
     }
     *socket_p = fd;
     return WHERRY_OK;
 }
 
-/* Fills the request, and binds the socket that it names. */
+/* Fills the request, and binds the socket that the request names. */
 static wherry_status expect(wh_ring_end *end, request_message *request, wherry_error *error) {
     uint8_t random[3][WH_RING_SECRET_BYTES];
-    if (getrandom(random, sizeof(random), 0) != sizeof(random)) {
-        return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot get random bytes for the lane ring");
-    }
+    WH_TRY(wh_random_fill(random, sizeof(random), error));
     memcpy(request->magic, WH_RING_MAGIC, sizeof(request->magic));
     memcpy(request->name, random[0], sizeof(request->name));
     memcpy(request->pass, random[1], sizeof(request->pass));
@@ -271,7 +271,7 @@ static wherry_status expect(wh_ring_end *end, request_message *request, wherry_e
     socklen_t length = socket_name(request->name, &address);
     wherry_status status = open_socket(&end->socket, error);
     if (status == WHERRY_OK && bind(end->socket, (struct sockaddr *)&address, length) != 0) {
-        status = wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot bind a Unix socket for the lane ring");
+        status = wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot bind a Unix socket for the ring lane");
     }
     return status;
 }
@@ -287,7 +287,7 @@ static wherry_status ring_probe(const wh_lane_site *site, const void *offer, siz
     }
     wh_ring_end *end = new_end(site, workers, false);
     if (!end) {
-        return wh_fail_memory(error, "an end of the lane ring");
+        return wh_fail_memory(error, "an end of the ring lane");
     }
     status = expect(end, &message, error);
     if (status == WHERRY_OK) {
@@ -302,7 +302,7 @@ static wherry_status ring_probe(const wh_lane_site *site, const void *offer, siz
     return WHERRY_OK;
 }
 
-/* Sends the memory to the receiver's socket, where it stays until it is read. Never waits. */
+/* Sends the memory to the receiver's socket. Does not wait until the receiver reads it. */
 static wherry_status hand_over(const wh_ring_end *end, const request_message *request, wherry_error *error) {
     handover_message message;
     memcpy(message.magic, WH_RING_MAGIC, sizeof(message.magic));
@@ -345,12 +345,12 @@ static wherry_status ring_accept(const wh_lane_site *site, const void *request, 
     uint32_t workers = wh_load_be32(message.workers);
     if (workers < 1 || workers > wh_min(site->threads, WH_RING_WORKERS_MAX)) {
         return wh_fail(error, WHERRY_MALFORMED,
-                       "rank %d sent a malformed ring request: %u workers, which were not offered", (int)site->peer,
-                       (unsigned)workers);
+                       "rank %d sent a malformed ring request: %u workers, but 1 to %u were offered", (int)site->peer,
+                       (unsigned)workers, (unsigned)wh_min(site->threads, WH_RING_WORKERS_MAX));
     }
     wh_ring_end *end = new_end(site, workers, true);
     if (!end) {
-        return wh_fail_memory(error, "an end of the lane ring");
+        return wh_fail_memory(error, "an end of the ring lane");
     }
     memcpy(end->answer, message.answer, sizeof(end->answer));
     wherry_status status = create_memory(end, error);
@@ -367,8 +367,8 @@ static wherry_status ring_accept(const wh_lane_site *site, const void *request, 
 }
 
 /*
- * Reads one datagram. *memory_p becomes the memory from the source, or -1 if the datagram is from
- * somebody else.
+ * Reads one datagram. *memory_p is the memory from the source, or -1 if there was no datagram or if
+ * the datagram is from another process.
  */
 static wherry_status take_datagram(wh_ring_end *end, int *memory_p, wherry_error *error) {
     handover_message message;
@@ -382,7 +382,7 @@ static wherry_status take_datagram(wh_ring_end *end, int *memory_p, wherry_error
     if (size < 0) {
         return errno == EAGAIN || errno == EINTR
                    ? WHERRY_OK
-                   : wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot read the Unix socket of the lane ring");
+                   : wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot read the Unix socket of the ring lane");
     }
     for (struct cmsghdr *part = CMSG_FIRSTHDR(&header); part; part = CMSG_NXTHDR(&header, part)) {
         if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS &&
@@ -394,7 +394,7 @@ static wherry_status take_datagram(wh_ring_end *end, int *memory_p, wherry_error
                 CRYPTO_memcmp(message.pass, end->pass, sizeof(end->pass)) == 0;
     if (ours && memory < 0) {
         return wh_fail(error, WHERRY_SYSTEM,
-                       "the shared memory of rank %d did not arrive: this process may have too many descriptors open",
+                       "the shared memory of rank %d did not arrive: this process may have no free file descriptor",
                        (int)end->site->peer);
     }
     if (!ours && memory >= 0) {
@@ -405,7 +405,7 @@ static wherry_status take_datagram(wh_ring_end *end, int *memory_p, wherry_error
     return WHERRY_OK;
 }
 
-/* Waits for the source's datagram. Anybody may send others to the socket. */
+/* Waits for the source's datagram. Ignores datagrams from other processes. */
 static wherry_status wait_memory(wh_ring_end *end, int *memory_p, wherry_error *error) {
     const wh_lane_site *site = end->site;
     wh_deadline deadline = wh_deadline_earlier(site->deadline, wh_deadline_in_ms(site->no_progress_ms));
@@ -416,10 +416,11 @@ static wherry_status wait_memory(wh_ring_end *end, int *memory_p, wherry_error *
             return wh_site_cancelled(error);
         }
         if (!ready || wh_deadline_passed(deadline)) {
-            return wh_fail(error, WHERRY_TIMED_OUT,
-                           "timed out: rank %d has not sent the shared memory of the lane ring; it may be stopped or "
-                           "overloaded: try again with more time, or ask another rank",
-                           (int)site->peer);
+            return wh_fail(
+                error, WHERRY_TIMED_OUT,
+                "timed out: rank %d has not sent the shared memory for the ring lane; that rank may be stopped "
+                "or overloaded: increase the timeout, or receive from another rank",
+                (int)site->peer);
         }
         wherry_status status = take_datagram(end, &memory, error);
         if (status != WHERRY_OK) {
@@ -476,7 +477,7 @@ wherry_status wh_ring_admit(wh_ring_end *end, wherry_error *error) {
                           atomic_load_explicit(&end->shared->answer[1], memory_order_relaxed)};
     if (CRYPTO_memcmp(answer, end->answer, sizeof(end->answer)) != 0) {
         return wh_fail(error, WHERRY_REFUSED,
-                       "a process other than rank %d has taken the shared memory of the lane ring: nothing was sent",
+                       "a process that is not rank %d received the shared memory of the ring lane; no data was sent",
                        (int)end->site->peer);
     }
     return WHERRY_OK;

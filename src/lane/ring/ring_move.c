@@ -1,6 +1,6 @@
 /*
- * Moving bytes through a ring: the source copies a chunk into slots, one frame each, and the
- * receiver copies them out.
+ * Moves bytes through a ring. The source copies a chunk into slots, with one frame per slot, and
+ * the receiver copies the bytes out of the slots.
  *
  *     empty -> written: publish (source)      written -> empty: empty_slot (receiver)
  */
@@ -21,45 +21,33 @@
 #define NS_PER_MS UINT64_C(1000000)
 
 /*
- * A few microseconds. Longer is no faster on idle processors, and takes time from the other side on
- * busy ones.
+ * Number of polls before a worker sleeps. They take a few microseconds. More polls are not faster
+ * on idle processors. On busy processors, they take time from the other side.
  */
 enum { SPINS = 50 };
 
 /*
- * For workers that share a processor: to yield is cheaper than to sleep, and nobody has to be
- * woken.
+ * Number of yields before a worker sleeps, if it shares a processor with its peer. Yielding costs
+ * less than sleeping, and the other side does not have to wake the worker.
  */
 enum { YIELDS = 20 };
 
 /*
- * If there are fewer processors than workers on both sides, keeps worker i on the i-th one that it
- * may use. The other side does the same, so a pair shares a processor and its bytes stay in the
- * caches. Without this, 1 GiB takes a third longer on 2 cores. Nothing is agreed on: a side that
- * may use other processors only loses the gain.
- * @param before  receives what to restore. @return true if the worker is kept.
+ * If there are fewer processors than workers of both sides, pins worker i to the i-th processor.
+ * The other side does the same, so the two workers of a pair share a processor and their bytes stay
+ * in its caches. Without this, 1 GiB takes a third longer on 2 cores. If the two sides may use
+ * different processors, a pair does not share one.
  */
-static bool share_processor(uint32_t worker, uint32_t workers, cpu_set_t *before) {
-    cpu_set_t one;
-    int found = -1;
-    if (sched_getaffinity(0, sizeof(*before), before) != 0) {
-        return false;
-    }
-    uint32_t count = (uint32_t)CPU_COUNT(before);
-    if (count < 2 || count >= 2 * workers) {
-        return false;
-    }
-    for (uint32_t skip = worker % count + 1; skip > 0 && found < CPU_SETSIZE - 1;) {
-        skip -= CPU_ISSET(++found, before) != 0;
-    }
-    CPU_ZERO(&one);
-    CPU_SET(found, &one);
-    return sched_setaffinity(0, sizeof(one), &one) == 0;
+static bool share_processor(uint32_t worker, uint32_t workers) {
+    return wh_worker_pin(worker, 2 * workers);
 }
 
 /* ---- waiting ---- */
 
-/* Sleeps until the word is not `seen`, but only for a short time: a stop does not wake it. */
+/*
+ * Sleeps while the word is equal to `seen`, but at most WH_RING_NAP_MS, because a stop request does
+ * not wake the thread.
+ */
 static void sleep_on(_Atomic uint32_t *word, uint32_t seen, uint64_t nanoseconds) {
     struct timespec most = {0, (long)wh_min(nanoseconds, WH_RING_NAP_MS * NS_PER_MS)};
     syscall(SYS_futex, word, FUTEX_WAIT, seen, &most, NULL, 0);
@@ -70,9 +58,10 @@ void wh_ring_wake(_Atomic uint32_t *word) {
 }
 
 /*
- * Changes a word that the other side waits for, and wakes it. All four accesses are sequentially
- * consistent: either this side sees that the other one sleeps, or that one sees the new value. Only
- * the sleeper clears its flag; otherwise a flag could be cleared for a sleep that has just begun.
+ * Changes a word that the other side waits for, and wakes it if it sleeps. The accesses to word and
+ * flag are sequentially consistent on both sides. So either this side sees that the other side
+ * sleeps, or the other side sees the new value. Only the sleeping side clears its flag. If this
+ * side cleared the flag, it might do so when the next sleep has just begun.
  */
 static void post(_Atomic uint32_t *word, _Atomic uint32_t *waits, uint32_t value) {
     atomic_store(word, value);
@@ -89,7 +78,7 @@ static void pause_processor(void) {
 #endif
 }
 
-/* Why to stop waiting; WHERRY_OK: go on. */
+/* Returns WHERRY_OK if the wait may continue. Otherwise returns why it must end. */
 static wherry_status check_limits(const wh_ring_end *end, wh_deadline give_up, wherry_error *error) {
     const wh_lane_site *site = end->site;
     if (wh_stop_requested(site->stop)) {
@@ -100,8 +89,8 @@ static wherry_status check_limits(const wh_ring_end *end, wh_deadline give_up, w
     }
     if (wh_deadline_passed(give_up)) {
         return wh_fail(error, WHERRY_TIMED_OUT,
-                       "timed out: rank %d has not moved a byte through the shared memory for %u ms; it may be stopped "
-                       "or overloaded: try again with a higher no-progress limit, or ask another rank",
+                       "timed out: rank %d has not moved a byte through the shared memory for %u ms; that rank may be "
+                       "stopped or overloaded: increase the no-progress limit, or receive from another rank",
                        (int)site->peer, (unsigned)site->no_progress_ms);
     }
     return WHERRY_OK;
@@ -130,12 +119,12 @@ wherry_status wh_ring_wait(const wh_ring_end *end, _Atomic uint32_t *word, _Atom
             return status;
         }
         atomic_store(waits, 1);
-        /* In this order: what was written before the close still counts. */
+        /* Read `closed` before `word`, so that frames written before the close are not lost. */
         uint32_t gone = atomic_load(closed);
         value = atomic_load(word);
         if (value == seen && gone) {
             return wh_fail(error, WHERRY_PEER_LOST,
-                           "rank %d closed its end of the shared memory before all bytes had moved: look at its log",
+                           "rank %d closed the ring lane before all bytes had moved; see the log of that rank",
                            (int)end->site->peer);
         }
         if (value == seen) {
@@ -152,20 +141,20 @@ wherry_status wh_ring_wait(const wh_ring_end *end, _Atomic uint32_t *word, _Atom
 
 /* ---- the source ---- */
 
-/* One worker's share of a round. */
+/* The state of a worker of the source during a round. */
 typedef struct pushing {
     wh_ring_end *end;
     wh_ring *ring;
     const wh_feed *feed;
     uint32_t worker;
-    uint32_t head;         /* frames written */
-    uint32_t tail;         /* frames read, as last seen */
-    bool shares;           /* a processor, with the worker at the other side */
-    wh_segments segments;  /* of the chunk */
+    uint32_t head;         /* number of frames written */
+    uint32_t tail;         /* number of frames that the receiver has read, as last seen */
+    bool shares;           /* pinned by share_processor */
+    wh_segments segments;  /* the runs of the chunk */
     wh_digester *digester; /* NULL: no digests */
 } pushing;
 
-/* Waits until there is a slot for the next frame. */
+/* Waits until there is a free slot for the next frame. */
 static wherry_status make_room(pushing *pusher, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     if (wh_stop_requested(pusher->end->site->stop)) {
@@ -176,14 +165,14 @@ static wherry_status make_room(pushing *pusher, wherry_error *error) {
                               &pusher->tail, error);
     }
     if (status == WHERRY_OK && pusher->head - pusher->tail > WH_RING_SLOTS) {
-        status =
-            wh_fail(error, WHERRY_MALFORMED, "rank %d claims to have read %u frames of a ring, but %u were written",
-                    (int)pusher->end->site->peer, (unsigned)pusher->tail, (unsigned)pusher->head);
+        status = wh_fail(error, WHERRY_MALFORMED,
+                         "rank %d reports an impossible number of read frames: %u, but %u were written",
+                         (int)pusher->end->site->peer, (unsigned)pusher->tail, (unsigned)pusher->head);
     }
     return status;
 }
 
-static void publish(pushing *pusher, wh_ring_kind kind, size_t length, uint64_t chunk, const wh_digest *digest) {
+static void publish(pushing *pusher, wh_ring_kind kind, size_t length, uint64_t chunk, const wherry_digest *digest) {
     wh_ring_frame *frame = &pusher->ring->frames[pusher->head % WH_RING_SLOTS];
     uint64_t words[2] = {0};
     if (digest) {
@@ -194,7 +183,10 @@ static void publish(pushing *pusher, wh_ring_kind kind, size_t length, uint64_t 
     atomic_store_explicit(&frame->digest[0], words[0], memory_order_relaxed);
     atomic_store_explicit(&frame->digest[1], words[1], memory_order_relaxed);
     pusher->head++;
-    /* Workers that share a processor take turns over the whole ring: a turn costs two switches. */
+    /*
+     * If two workers share a processor, each fills or empties the whole ring before the other one
+     * runs, because running each of them once costs two context switches.
+     */
     if (!pusher->shares || kind == WH_RING_END || pusher->head - pusher->tail == WH_RING_SLOTS) {
         post(&pusher->ring->head, &pusher->ring->pull_waits, pusher->head);
     }
@@ -206,7 +198,8 @@ static void fill_slot(pushing *pusher, wh_run_cursor *cursor, size_t length) {
         wh_run_cursor_pack(cursor, slot, length);
         return;
     }
-    while (length > 0) { /* run by run: it is still in the cache when it is hashed */
+    /* Copies and hashes run by run, because a run is in the CPU cache after it was copied. */
+    while (length > 0) {
         size_t step = wh_min(wh_run_cursor_left(cursor), length);
         const uint8_t *run = wh_run_cursor_here(cursor);
         wh_copy_into_cache(slot, run, step);
@@ -234,7 +227,7 @@ static wherry_status push_chunk(pushing *pusher, uint64_t chunk, wherry_error *e
         }
         fill_slot(pusher, &cursor, length);
         if (last && pusher->digester) {
-            wh_digest digest = wh_digester_end(pusher->digester);
+            wherry_digest digest = wh_digester_end(pusher->digester);
             publish(pusher, WH_RING_LAST_DIGEST, length, chunk, &digest);
         } else {
             publish(pusher, last ? WH_RING_LAST : WH_RING_MORE, length, chunk, NULL);
@@ -249,10 +242,15 @@ static wherry_status push_round(pushing *pusher, wherry_error *error) {
     const wh_feed *feed = pusher->feed;
     uint64_t chunk;
     wherry_status status = WHERRY_OK;
-    while (status == WHERRY_OK && feed->next(feed->context, &chunk)) {
-        status = push_chunk(pusher, chunk, error);
-        wh_feed_done(feed, chunk);
-    }
+    do {
+        while (status == WHERRY_OK && feed->next(feed->context, &chunk)) {
+            status = push_chunk(pusher, chunk, error);
+            wh_feed_done(feed, chunk);
+        }
+        if (pusher->shares) {
+            post(&pusher->ring->head, &pusher->ring->pull_waits, pusher->head);
+        }
+    } while (status == WHERRY_OK && wh_feed_more(feed));
     if (status == WHERRY_OK && (status = make_room(pusher, error)) == WHERRY_OK) {
         publish(pusher, WH_RING_END, 0, 0, NULL);
     }
@@ -261,9 +259,8 @@ static wherry_status push_round(pushing *pusher, wherry_error *error) {
 
 wherry_status wh_ring_push(wh_lane_end *base, uint32_t worker, const wh_feed *feed, wherry_error *error) {
     wh_ring_end *end = wh_ring_end_of(base);
-    cpu_set_t before;
     pushing pusher = {.end = end, .ring = &end->shared->rings[worker], .feed = feed, .worker = worker};
-    pusher.shares = share_processor(worker, base->workers, &before);
+    pusher.shares = share_processor(worker, base->workers);
     pusher.head = end->frames[worker];
     pusher.tail = atomic_load_explicit(&pusher.ring->tail, memory_order_acquire);
     wherry_status status = wh_ring_admit(end, error);
@@ -273,9 +270,6 @@ wherry_status wh_ring_push(wh_lane_end *base, uint32_t worker, const wh_feed *fe
     if (status == WHERRY_OK) {
         status = push_round(&pusher, error);
     }
-    if (pusher.shares) {
-        sched_setaffinity(0, sizeof(before), &before);
-    }
     end->frames[worker] = pusher.head;
     wh_digester_destroy(pusher.digester);
     wh_segments_destroy(&pusher.segments);
@@ -284,18 +278,18 @@ wherry_status wh_ring_push(wh_lane_end *base, uint32_t worker, const wh_feed *fe
 
 /* ---- the receiver ---- */
 
-/* One worker's share of a round. */
+/* The state of a worker of the receiver during a round. */
 typedef struct pulling {
     wh_ring_end *end;
     wh_ring *ring;
     const wh_sink *sink;
     uint32_t worker;
-    uint32_t head;        /* frames written, as last seen */
-    uint32_t tail;        /* frames read */
-    bool shares;          /* a processor, with the worker at the other side */
-    bool open;            /* a chunk is open: the next frame continues it */
-    uint64_t left;        /* bytes of it that are still missing */
-    wh_run_cursor cursor; /* in its landing */
+    uint32_t head;        /* number of frames that the source has written, as last seen */
+    uint32_t tail;        /* number of frames read */
+    bool shares;          /* pinned by share_processor */
+    bool open;            /* a chunk is open, and the next frame continues it */
+    uint64_t left;        /* bytes of the open chunk that are still missing */
+    wh_run_cursor cursor; /* position in the destinations of the open chunk */
     wh_landing landing;
     wh_digester *digester; /* NULL: no digests */
 } pulling;
@@ -305,7 +299,7 @@ typedef struct arrival {
     uint32_t kind;
     uint32_t length;
     uint64_t chunk;
-    wh_digest digest;
+    wherry_digest digest;
 } arrival;
 
 static wherry_status read_frame(pulling *puller, arrival *frame, wherry_error *error) {
@@ -318,9 +312,9 @@ static wherry_status read_frame(pulling *puller, arrival *frame, wherry_error *e
                               &puller->head, error);
     }
     if (status == WHERRY_OK && puller->head - puller->tail > WH_RING_SLOTS) {
-        status =
-            wh_fail(error, WHERRY_MALFORMED, "rank %d claims to have written %u frames of a ring, but %u were read",
-                    (int)puller->end->site->peer, (unsigned)puller->head, (unsigned)puller->tail);
+        status = wh_fail(error, WHERRY_MALFORMED,
+                         "rank %d reports an impossible number of written frames: %u, but %u were read",
+                         (int)puller->end->site->peer, (unsigned)puller->head, (unsigned)puller->tail);
     }
     if (status == WHERRY_OK) {
         wh_ring_frame *shared = &puller->ring->frames[puller->tail % WH_RING_SLOTS];
@@ -335,7 +329,7 @@ static wherry_status read_frame(pulling *puller, arrival *frame, wherry_error *e
     return status;
 }
 
-/* Checks that a frame may come next. */
+/* Checks that a frame is allowed here: its kind, its length and its chunk. */
 static wherry_status check_frame(const pulling *puller, const arrival *frame, wherry_error *error) {
     bool good = false;
     switch (frame->kind) {
@@ -377,7 +371,7 @@ static wherry_status open_chunk(pulling *puller, uint64_t chunk, wherry_error *e
     return status;
 }
 
-/* Copies run by run: a run is still in the cache when it is hashed. */
+/* Copies and hashes run by run, because a run is in the CPU cache after it was copied. */
 static void copy_and_hash(pulling *puller, const uint8_t *slot, size_t length) {
     while (length > 0) {
         size_t step = wh_min(wh_run_cursor_left(&puller->cursor), length);
@@ -392,7 +386,7 @@ static void copy_and_hash(pulling *puller, const uint8_t *slot, size_t length) {
     }
 }
 
-/* Copies a slot to where it belongs, and frees it. */
+/* Copies the bytes of a slot to their destinations, and frees the slot. */
 static void empty_slot(pulling *puller, size_t length) {
     const uint8_t *slot = wh_ring_slot(puller->end, puller->worker, puller->tail);
     if (puller->digester) {
@@ -409,7 +403,7 @@ static void empty_slot(pulling *puller, size_t length) {
 }
 
 static wherry_status close_chunk(pulling *puller, const arrival *frame, wherry_error *error) {
-    wh_digest landed = {0};
+    wherry_digest landed = {0};
     if (puller->digester) {
         landed = wh_digester_end(puller->digester);
     }
@@ -448,18 +442,14 @@ wherry_status wh_ring_pull(wh_lane_end *base, uint32_t worker, const wh_sink *si
     if (status != WHERRY_OK) {
         return status;
     }
-    cpu_set_t before;
     pulling puller = {.end = end, .ring = &end->shared->rings[worker], .sink = sink, .worker = worker};
-    puller.shares = share_processor(worker, base->workers, &before);
+    puller.shares = share_processor(worker, base->workers);
     puller.head = puller.tail = end->frames[worker];
     if (sink->verify && !(puller.digester = wh_digester_create())) {
         status = wh_fail_memory(error, "the digests of chunks");
     }
     if (status == WHERRY_OK) {
         status = pull_round(&puller, error);
-    }
-    if (puller.shares) {
-        sched_setaffinity(0, sizeof(before), &before);
     }
     end->frames[worker] = puller.tail;
     wh_digester_destroy(puller.digester);

@@ -1,11 +1,11 @@
 /*
- * The lane `stream`: chunks as frames over channels of the group, which are sockets. This file is
- * how the two sides come to have channels; stream_move.c moves the bytes.
+ * The stream lane: chunks travel as frames over channels of the group, which are sockets. This
+ * file opens the channels. stream_move.c moves the bytes.
  *
- * 1. The receiver opens the channels, all at once, and one worker at each side uses each of them.
- * 2. The source takes a channel over only when nothing can fail any more; until then it is the
- *    caller's to close.
- * 3. A channel that the receiver has closed again is never used.
+ * 1. The receiver opens all channels at the same time. Each channel has one worker on each side.
+ * 2. The source takes over its channels only when nothing can fail any more. Until then, the caller
+ *    owns them.
+ * 3. The source does not take over channels that the receiver has closed again.
  */
 #include <netdb.h>
 #include <poll.h>
@@ -22,8 +22,9 @@
 #include "lane/stream/stream_internal.h"
 
 /*
- * An offer is the version and the most channels that the source would use. A request is BY_CHANNELS
- * and the number of channels that the receiver has opened. One byte each.
+ * An offer has the version and the maximum number of channels of the source. A request has
+ * BY_CHANNELS and the number of channels that the receiver has opened. Each of these fields has one
+ * byte.
  */
 enum { VERSION = 1, BY_CHANNELS = 1, OFFER_BYTES = 2, REQUEST_BYTES = 2, CHANNELS_MAX = 4 };
 
@@ -40,7 +41,7 @@ static void stream_close(wh_lane_end *end) {
     wh_free(own);
 }
 
-/** An end whose workers lack nothing but their channels. */
+/** Returns an end whose workers have no channels yet; NULL if out of memory. */
 static stream_end *new_end(const wh_lane_site *site, uint32_t workers, wherry_error *error) {
     stream_end *own = wh_alloc_zeroed(1, sizeof(*own) + workers * sizeof(*own->workers));
     if (!own) {
@@ -55,10 +56,10 @@ static stream_end *new_end(const wh_lane_site *site, uint32_t workers, wherry_er
     return own;
 }
 
-/** How many channels this side would use. */
+/** Gets the maximum number of channels of this side. */
 static wherry_status count_channels(const wh_lane_site *site, uint8_t *count_p, wherry_error *error) {
     if (!site->group->ops->connect) {
-        return wh_fail(error, WHERRY_UNSUPPORTED, "a group of the kind %s has no sockets", site->group->ops->name);
+        return wh_fail(error, WHERRY_UNSUPPORTED, "a %s group has no sockets", site->group->ops->name);
     }
     *count_p = (uint8_t)wh_min(site->threads, CHANNELS_MAX);
     return WHERRY_OK;
@@ -74,9 +75,10 @@ static wherry_status stream_offer(const wh_lane_site *site, wh_string *offer, wh
 /* ---- the receiver opens the channels ---- */
 
 /**
- * Opening a channel takes a few round trips, so all are opened at once: the first by the calling
- * thread, the others by a thread each. These threads have a stop of their own, because only the
- * calling thread may ask the question of the site's.
+ * Opening a channel takes a few round trips, so all channels are opened at the same time. The
+ * calling thread opens the first one, and each of the others has its own thread. These threads use
+ * a separate stop, because only the calling thread may check site->stop: the check may call a
+ * function of the user's program.
  */
 typedef struct dialling {
     const wh_lane_site *site;
@@ -84,7 +86,7 @@ typedef struct dialling {
     wh_stop stop;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    uint32_t working; /**< Threads that have not ended. */
+    uint32_t working; /**< Number of threads that have not ended. */
     uint32_t opened;
     int channels[CHANNELS_MAX];
 } dialling;
@@ -103,7 +105,8 @@ static void *open_another(void *context) {
     dialling *d = context;
     wherry_error error;
     if (open_one(d, &d->stop, &error) != WHERRY_OK) {
-        wh_log(WHERRY_LOG_DEBUG, "stream: one channel less to rank %d: %s", (int)d->site->peer, error.message);
+        wh_log(WHERRY_LOG_DEBUG, "stream: cannot open another channel to rank %d: %s", (int)d->site->peer,
+               error.message);
     }
     pthread_mutex_lock(&d->lock);
     d->working--;
@@ -112,7 +115,7 @@ static void *open_another(void *context) {
     return NULL;
 }
 
-/** Waits for the other threads, and stops them if the caller is stopped. */
+/** Waits for the other threads. Passes a stop request of the caller on to them. */
 static void await_others(dialling *d) {
     pthread_mutex_lock(&d->lock);
     while (d->working) {
@@ -126,7 +129,7 @@ static void await_others(dialling *d) {
     pthread_mutex_unlock(&d->lock);
 }
 
-/** One channel is enough; the others only make it faster. */
+/** Opens up to `wanted` channels. Succeeds if at least one channel is open. */
 static wherry_status open_all(dialling *d, uint32_t wanted, wherry_error *error) {
     pthread_t threads[CHANNELS_MAX];
     uint32_t started = 0;
@@ -145,7 +148,10 @@ static wherry_status open_all(dialling *d, uint32_t wanted, wherry_error *error)
     return d->opened ? WHERRY_OK : status;
 }
 
-/** One end of a channel as an address in numbers. */
+/**
+ * Writes the numeric address of one end of a channel to `text`, or a description if it has no such
+ * address. @return text.
+ */
 static const char *describe(const struct sockaddr_storage *end, socklen_t size, char *text, size_t room) {
     int flags = NI_NUMERICHOST | NI_NUMERICSERV;
     bool local = end->ss_family != AF_INET && end->ss_family != AF_INET6;
@@ -155,7 +161,7 @@ static const char *describe(const struct sockaddr_storage *end, socklen_t size, 
     return text;
 }
 
-/** Logs the addresses: the wrong network is the usual reason for a slow transfer. */
+/** Logs the addresses, because using the wrong network is a common reason for slow transfers. */
 static void log_addresses(const dialling *d, uint32_t wanted) {
     char here[NI_MAXHOST];
     char there[NI_MAXHOST];
@@ -163,14 +169,12 @@ static void log_addresses(const dialling *d, uint32_t wanted) {
     socklen_t sizes[2] = {sizeof(ends[0]), sizeof(ends[1])};
     (void)getsockname(d->channels[0], (struct sockaddr *)&ends[0], &sizes[0]);
     (void)getpeername(d->channels[0], (struct sockaddr *)&ends[1], &sizes[1]);
-    wh_log(WHERRY_LOG_INFO, "stream: %u of %u channels to rank %d, from %s to %s", (unsigned)d->opened,
+    wh_log(WHERRY_LOG_INFO, "stream: opened %u of %u channels to rank %d, from %s to %s", (unsigned)d->opened,
            (unsigned)wanted, (int)d->site->peer, describe(&ends[0], sizes[0], here, sizeof(here)),
            describe(&ends[1], sizes[1], there, sizeof(there)));
 }
 
-/**
- * Opens up to as many channels as the end has workers, and leaves out the workers that got none.
- */
+/** Opens up to one channel per worker of the end. Removes the workers that have no channel. */
 static wherry_status dial(const wh_lane_site *site, stream_end *own, wherry_error *error) {
     uint32_t wanted = own->base.workers;
     dialling d = {.site = site, .deadline = wh_site_patience(site)};
@@ -186,7 +190,7 @@ static wherry_status dial(const wh_lane_site *site, stream_end *own, wherry_erro
     }
     if (status == WHERRY_OK) {
         log_addresses(&d, wanted);
-        own->base.workers = d.opened; /* the others hold nothing yet */
+        own->base.workers = d.opened; /* The other workers own nothing, so they need no cleanup. */
     }
     pthread_cond_destroy(&d.changed);
     pthread_mutex_destroy(&d.lock);
@@ -221,9 +225,9 @@ static wherry_status stream_probe(const wh_lane_site *site, const void *offer, s
     return WHERRY_OK;
 }
 
-/* ---- the source takes them over ---- */
+/* ---- the source takes over the channels ---- */
 
-/** Brings the channels that the receiver still has open to the front. @return how many. */
+/** Moves the channels that the receiver has not closed to the front. @return their number. */
 static size_t find_open(const wh_lane_site *site) {
     size_t open = 0;
     for (size_t i = 0; i < site->channel_count; i++) {
@@ -261,7 +265,7 @@ static wherry_status stream_accept(const wh_lane_site *site, const void *request
     return WHERRY_OK;
 }
 
-/* ---- */
+/* ---- the operations ---- */
 
 static wherry_status stream_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error) {
     return wh_stream_pull(((stream_end *)(void *)end)->workers + worker, sink, error);

@@ -1,5 +1,5 @@
 /*
- * Moving chunks over a channel. The receiver believes nothing that a frame says: its sink decides
+ * Moves chunks over a channel. The receiver does not trust the header of a frame. Its sink decides
  * whether a chunk is expected, and how long it is.
  */
 #include <fcntl.h>
@@ -17,8 +17,8 @@
 #include "lane/stream/stream_internal.h"
 
 enum {
-    PLAIN_STEP = 4 << 20,    /* bytes per system call */
-    HASHED_STEP = 512 << 10, /* the same if they are hashed: they are still in the cache then */
+    PLAIN_STEP = 4 << 20,    /* maximum number of bytes per system call without digests */
+    HASHED_STEP = 512 << 10, /* maximum with digests; small enough to stay in the CPU cache */
 };
 
 /* ---- the channel ---- */
@@ -26,9 +26,9 @@ enum {
 void wh_stream_worker_attach(wh_stream_worker *worker, int channel) {
     worker->channel = channel;
     /*
-     * Let the kernel wait within a call, for a slice of time: reader and writer hand over to each
-     * other much faster than by poll(), twice as fast on Unix sockets. The stop is checked after
-     * each slice. If the limits cannot be set the channel stays non-blocking, which works as well.
+     * Use blocking calls with a short timeout, because they are faster than poll(). On Unix
+     * sockets, they are twice as fast. The worker checks for a stop request after each timeout. If
+     * the timeouts cannot be set, the channel stays non-blocking, which also works.
      */
     struct timeval slice = {0, WH_STREAM_SLICE_US};
     int flags = fcntl(channel, F_GETFL);
@@ -37,8 +37,8 @@ void wh_stream_worker_attach(wh_stream_worker *worker, int channel) {
         (void)fcntl(channel, F_SETFL, flags & ~O_NONBLOCK);
     }
     /*
-     * The end of a round is a few bytes, which must not wait for an acknowledgement. Unix sockets
-     * refuse this option.
+     * The header that ends a round is short, and must be sent without waiting for an
+     * acknowledgement. Unix sockets do not have this option, and do not need it.
      */
     int on = 1;
     (void)setsockopt(channel, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -62,8 +62,9 @@ static uint64_t bytes_of(const struct iovec *segments, size_t count) {
 }
 
 /**
- * Writes all of the segments, which change on the way. A peer that is slow but takes bytes is not
- * given up.
+ * Writes all segments. Removes the bytes that it has written from the list. Times out if the peer
+ * takes no byte for no_progress_ms, or at the site's deadline. If the peer is slow but makes
+ * progress, only the deadline ends the call.
  */
 static wherry_status write_all(const wh_stream_worker *worker, struct iovec *segments, size_t count,
                                wherry_error *error) {
@@ -83,7 +84,7 @@ static wherry_status write_all(const wh_stream_worker *worker, struct iovec *seg
     }
 }
 
-/** Waits for at least one byte, and reads what has come. */
+/** Waits for at least one byte. Reads the bytes that have arrived, as far as they fit. */
 static wherry_status read_some(const wh_stream_worker *worker, const struct iovec *segments, size_t count,
                                size_t *got_p, wherry_error *error) {
     const wh_lane_site *site = worker->site;
@@ -104,16 +105,16 @@ static wherry_status need_digester(wh_stream_worker *worker, wherry_error *error
 
 /* ---- the source ---- */
 
-/** Completes the header, which already has the digest of the previous chunk. */
+/** Completes the header. It already has the digest of the previous chunk. */
 static void complete_header(wh_stream_worker *worker, uint64_t chunk, uint64_t length) {
-    wh_store_be64(worker->header + WH_DIGEST_BYTES, chunk);
-    wh_store_be64(worker->header + WH_DIGEST_BYTES + 8, length);
+    wh_store_be64(worker->header + WHERRY_DIGEST_BYTES, chunk);
+    wh_store_be64(worker->header + WHERRY_DIGEST_BYTES + 8, length);
     worker->header_bytes = WH_STREAM_HEADER_BYTES;
 }
 
 /**
- * Writes the header, if it is complete, and the runs in the window, which begin at its second
- * entry.
+ * Writes the header, if there is one to write, and the runs in worker->window. The runs begin at
+ * the second entry of the window.
  */
 static wherry_status write_window(wh_stream_worker *worker, size_t runs, wherry_error *error) {
     worker->window[0] = (struct iovec){worker->header, worker->header_bytes};
@@ -123,7 +124,7 @@ static wherry_status write_window(wh_stream_worker *worker, size_t runs, wherry_
     return status;
 }
 
-/** Hashes bytes that were just written: the kernel's copy has brought them into the cache. */
+/** Hashes bytes that were just written. The kernel's copy has brought them into the CPU cache. */
 static void digest_runs(wh_stream_worker *worker, wh_run_cursor cursor, size_t bytes) {
     while (bytes) {
         size_t part = wh_min(wh_run_cursor_left(&cursor), bytes);
@@ -133,7 +134,7 @@ static void digest_runs(wh_stream_worker *worker, wh_run_cursor cursor, size_t b
     }
 }
 
-/** The digest goes out in the next header. */
+/** Sends a chunk. Its digest is sent with the next header. */
 static wherry_status push_chunk(wh_stream_worker *worker, const wh_feed *feed, uint64_t chunk, wherry_error *error) {
     wherry_status status = feed->gather(feed->context, chunk, &worker->segments, error);
     if (status != WHERRY_OK) {
@@ -158,8 +159,8 @@ static wherry_status push_chunk(wh_stream_worker *worker, const wh_feed *feed, u
         }
     } while (status == WHERRY_OK && bytes);
     if (status == WHERRY_OK && feed->verify) {
-        wh_digest digest = wh_digester_end(worker->digester);
-        memcpy(worker->header, digest.bytes, WH_DIGEST_BYTES);
+        wherry_digest digest = wh_digester_end(worker->digester);
+        memcpy(worker->header, digest.bytes, WHERRY_DIGEST_BYTES);
     }
     return status;
 }
@@ -168,11 +169,18 @@ wherry_status wh_stream_push(wh_stream_worker *worker, const wh_feed *feed, wher
     wherry_status status = feed->verify ? need_digester(worker, error) : WHERRY_OK;
     uint64_t chunk;
     memset(worker->header, 0, sizeof(worker->header));
-    while (status == WHERRY_OK && feed->next(feed->context, &chunk)) {
-        status = push_chunk(worker, feed, chunk, error);
-        wh_feed_done(feed, chunk);
-    }
-    /* A feed that was stopped has no more chunks either, but the round is not complete. */
+    do {
+        while (status == WHERRY_OK && feed->next(feed->context, &chunk)) {
+            status = push_chunk(worker, feed, chunk, error);
+            wh_feed_done(feed, chunk);
+        }
+        if (status == WHERRY_OK && feed->verify && feed->more && feed->more(feed->context, 0) == WH_MORE_LATER) {
+            /* The receiver needs the last digest now. */
+            complete_header(worker, WH_STREAM_PAUSE, 0);
+            status = write_window(worker, 0, error);
+        }
+    } while (status == WHERRY_OK && wh_feed_more(feed));
+    /* After a stop request, the feed returns no more chunks, but the round is not complete. */
     if (status == WHERRY_OK && wh_stop_requested(worker->site->stop)) {
         status = wh_site_cancelled(error);
     }
@@ -185,7 +193,7 @@ wherry_status wh_stream_push(wh_stream_worker *worker, const wh_feed *feed, wher
 
 /* ---- the receiver ---- */
 
-/** What a header says. */
+/** The contents of a header. */
 typedef struct frame {
     uint64_t chunk;
     uint64_t length;
@@ -209,20 +217,20 @@ static wherry_status read_header(wh_stream_worker *worker, wherry_error *error) 
 static wherry_status malformed(const wh_stream_worker *worker, wherry_error *error, const char *what,
                                const frame *sent) {
     wherry_status status = wh_fail(
-        error, WHERRY_MALFORMED, "rank %d sent %s (chunk %llu, %llu bytes): its software or the network is faulty",
+        error, WHERRY_MALFORMED, "rank %d sent %s (chunk %llu, %llu bytes); its software or the network has a fault",
         (int)worker->site->peer, what, (unsigned long long)sent->chunk, (unsigned long long)sent->length);
     return wh_site_blame(worker->site, status, error);
 }
 
-/** Takes the header, so that the next one can be read. */
+/** Reads a header completely and parses it. */
 static wherry_status take_header(wh_stream_worker *worker, frame *frame_p, wherry_error *error) {
     static const uint8_t zeros[WH_STREAM_HEADER_BYTES - WH_STREAM_HEADER_USED];
     wherry_status status = read_header(worker, error);
     if (status != WHERRY_OK) {
         return status;
     }
-    uint64_t length = wh_load_be64(worker->header + WH_DIGEST_BYTES + 8);
-    *frame_p = (frame){.chunk = wh_load_be64(worker->header + WH_DIGEST_BYTES),
+    uint64_t length = wh_load_be64(worker->header + WHERRY_DIGEST_BYTES + 8);
+    *frame_p = (frame){.chunk = wh_load_be64(worker->header + WHERRY_DIGEST_BYTES),
                        .length = length & ~WH_STREAM_DIGEST_FOLLOWS,
                        .digest_follows = (length & WH_STREAM_DIGEST_FOLLOWS) != 0};
     worker->header_bytes = 0;
@@ -231,7 +239,7 @@ static wherry_status take_header(wh_stream_worker *worker, frame *frame_p, wherr
                : malformed(worker, error, "a header that does not end with zeros", frame_p);
 }
 
-/** Hashes the first bytes of the window, which have just arrived. */
+/** Hashes the first `bytes` bytes of the window, which have just arrived. */
 static void digest_window(wh_stream_worker *worker, size_t bytes) {
     for (const struct iovec *run = worker->window; bytes; run++) {
         size_t part = wh_min(run->iov_len, bytes);
@@ -241,8 +249,8 @@ static void digest_window(wh_stream_worker *worker, size_t bytes) {
 }
 
 /**
- * Reads the bytes of a chunk into place, and as much of the next header as arrives along with the
- * last of them.
+ * Reads the bytes of a chunk into their destinations. The last system call may also read the next
+ * header, or a part of it.
  */
 static wherry_status read_bytes(wh_stream_worker *worker, const wh_sink *sink, const frame *what, wherry_error *error) {
     wh_run_cursor cursor = wh_run_cursor_at(&worker->landing.segments);
@@ -253,7 +261,7 @@ static wherry_status read_bytes(wh_stream_worker *worker, const wh_sink *sink, c
         size_t runs = wh_run_cursor_window(&cursor, &worker->landing, worker->window, WH_STREAM_RUNS - 1,
                                            sink->verify ? HASHED_STEP : PLAIN_STEP, &bytes);
         if (runs == 0) {
-            return wh_fail(error, WHERRY_INTERNAL, "chunk %llu has no room for %llu of its bytes",
+            return wh_fail(error, WHERRY_INTERNAL, "chunk %llu has no destination for its last %llu bytes",
                            (unsigned long long)what->chunk, (unsigned long long)left);
         }
         if (bytes == left) {
@@ -300,9 +308,9 @@ static wherry_status pull_chunk(wh_stream_worker *worker, const wh_sink *sink, c
     if (!sink->verify) {
         return sink->close(sink->context, landing, NULL, NULL, error);
     }
-    wh_digest claimed;
-    memcpy(claimed.bytes, worker->header, WH_DIGEST_BYTES);
-    wh_digest digest = wh_digester_end(worker->digester);
+    wherry_digest claimed;
+    memcpy(claimed.bytes, worker->header, WHERRY_DIGEST_BYTES);
+    wherry_digest digest = wh_digester_end(worker->digester);
     return sink->close(sink->context, landing, &digest, &claimed, error);
 }
 
@@ -310,12 +318,14 @@ wherry_status wh_stream_pull(wh_stream_worker *worker, const wh_sink *sink, wher
     wherry_status status = sink->verify ? need_digester(worker, error) : WHERRY_OK;
     frame next;
     while (status == WHERRY_OK && (status = take_header(worker, &next, error)) == WHERRY_OK) {
-        if (next.chunk == WH_STREAM_END) {
-            return next.length == 0 && !next.digest_follows
-                       ? WHERRY_OK
-                       : malformed(worker, error, "the end of a round with a length", &next);
+        bool empty = next.chunk == WH_STREAM_END || next.chunk == WH_STREAM_PAUSE;
+        if (empty && (next.length || next.digest_follows)) {
+            return malformed(worker, error, "an end or pause header with a length or a digest", &next);
         }
-        status = pull_chunk(worker, sink, &next, error);
+        if (next.chunk == WH_STREAM_END) {
+            return WHERRY_OK;
+        }
+        status = empty ? WHERRY_OK : pull_chunk(worker, sink, &next, error);
     }
     return status;
 }

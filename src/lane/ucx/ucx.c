@@ -1,60 +1,61 @@
 /*
- * The lane `ucx`: moves chunks over whatever UCX finds between two hosts.
+ * The ucx lane: moves chunks over the transports that UCX finds between two hosts.
  *
- * A chunk travels in pieces of up to 2 MiB. Runs of 64 KiB and more are pieces of their own, sent
- * from the tensor and received in place. Shorter runs are packed together at the source and
- * unpacked at the receiver.
+ * A chunk travels in pieces of up to 2 MiB. A run of at least 64 KiB has its own pieces, which UCX
+ * reads from the tensor. Several shorter runs are packed into one piece at the source. If the
+ * destination of a piece is contiguous, UCX writes to it directly. Otherwise the receiver unpacks
+ * the piece.
  *
  *     source                                    receiver
  *     offer    ---------- OFFER ------------>   probe: creates links
  *     accept   <--------- PLAN: request ------
  *     push     ---------- HELLO ------------>   pull: answer
  *              <--------- WELCOME ------------
- *              ---------- PIECE ... --------->  fetches each one when a slot is free
+ *              ---------- PIECE ... --------->  fetches each piece when a slot is free
  *              ---------- END --------------->
  *              <--------- ENDED --------------
  *
  * Invariants:
- * 1. Nothing that the source says is trusted: the sink decides which chunks are awaited and how
+ * 1. The receiver does not trust the source. The sink decides which chunks are expected and how
  *    long they are.
- * 2. Pieces are begun, and end, in the order of their announcement, and so do chunks. A digest
- *    covers the pieces in that order.
+ * 2. A receiver begins and ends pieces in the order in which the source announced them. The same
+ *    holds for chunks. A digest covers the pieces in this order.
  * 3. A worker has at most WH_UCX_SLOTS pieces in flight. At most PACKED_MAX of them are packed.
- * 4. No piece is sent before WELCOME. So a lane that is refused because nobody answers has moved
- *    nothing.
- * 5. A round that fails disconnects its link: when push or pull has returned, UCX touches no
- *    tensor.
+ * 4. No piece is sent before WELCOME. So if the lane is refused because the receiver does not
+ *    answer, no byte of a chunk has moved.
+ * 5. If a round fails, its link is disconnected. When push or pull has returned, UCX does not
+ *    access any tensor.
  *
- * A source's end (wh_ucx_meeting), for all its workers together:
+ * States of a source's end (wh_ucx_meeting), for all its workers together:
  *
- *     CALLING -> MET       meet: the first WELCOME
- *     CALLING -> REFUSED   meet: the first worker that is not answered. The lane is refused
+ *     CALLING -> MET       meet: the first WELCOME has arrived
+ *     CALLING -> REFUSED   fail_meeting: a worker got no answer, and no other worker has got one
  *
- * A receiver's worker, per round:
+ * States of a receiver's worker in a round:
  *
- *     waiting -> answered  answer: HELLO has come (first round only)
- *     answered -> ended    wh_ucx_receiver_message: END has come
- *     ended -> over        send_ended: all chunks have landed
+ *     waiting -> answered  answer: HELLO has arrived (first round only)
+ *     answered -> ended    wh_ucx_receiver_message: END has arrived
+ *     ended -> over        send_ended: all chunks are complete
  */
 #include "lane/ucx/ucx.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/point.h"
+#include "base/process.h"
 #include "lane/lane_common.h"
 #include "lane/lanes.h"
 
 enum {
     DIRECT_BYTES = 64 << 10, /**< Runs of at least this length are not packed. */
-    /** The longest packed piece. Each costs UCX several messages, whatever its length. */
+    /** Maximum size of a packed piece. Small pieces are slower, because each has a fixed cost. */
     PACKED_BYTES = 1 << 20,
-    /** More packed pieces would not be in the cache any more when they are sent. */
+    /** Maximum number of packed pieces in flight. More of them would not fit in the CPU cache. */
     PACKED_MAX = 3,
     HUGE_PAGE_BYTES = 2 << 20 /**< The kernel copies faster from huge pages. */
 };
@@ -68,8 +69,9 @@ static uint8_t *scratch_begin(const wh_ucx_link *link) {
 }
 
 /**
- * Takes WH_UCX_PART bytes, the first that are free: later ones may not be in the cache. There are
- * as many as slots.
+ * Takes a part of the scratch memory, WH_UCX_PART bytes. Chooses the first free part, because it is
+ * most likely in the CPU cache. There are as many parts as slots, so one is always free. @return
+ * NULL if out of memory.
  */
 static uint8_t *take_scratch(wh_ucx_link *link) {
     if (!WH_RESERVE(link->scratch, link->scratch_bytes, (size_t)WH_UCX_SLOTS * WH_UCX_PART + HUGE_PAGE_BYTES)) {
@@ -90,8 +92,9 @@ void wh_ucx_note_progress(wh_ucx_worker *worker) {
 }
 
 /**
- * The limit may have passed while this process was stopped, so what has come since then is read
- * first.
+ * True if the peer's time limit has passed. It may have passed while this process was stopped. So
+ * when this function first notices that the limit has passed, it allows another WH_UCX_LAST_LOOK_MS
+ * to read messages that are waiting.
  */
 static bool is_given_up(wh_ucx_worker *worker) {
     if (!wh_deadline_passed(worker->patience)) {
@@ -138,7 +141,7 @@ static wherry_status begin_round(wh_ucx_worker *worker, bool verify, wherry_erro
 }
 
 /**
- * Notes and logs, once, which transports UCX has chosen. They are known when the peer has answered.
+ * Stores and logs, once, which transports UCX has chosen. Call this after the peer has answered.
  */
 static void note_transports(wh_ucx_worker *worker) {
     wh_ucx_end *end = worker->end;
@@ -146,7 +149,7 @@ static void note_transports(wh_ucx_worker *worker) {
         const char *transports = wh_ucx_link_transports(worker->link);
         snprintf(end->detail, sizeof(end->detail), "UCX %s over %s", worker->link->ucx->ucp_get_version_string(),
                  transports[0] ? transports : "unknown transports");
-        wh_log(WHERRY_LOG_INFO, "ucx: %s rank %d: %s, workers: %u", end->is_source ? "to" : "from",
+        wh_log(WHERRY_LOG_INFO, "ucx: the connection %s rank %d uses %s; workers: %u", end->is_source ? "to" : "from",
                (int)end->site->peer, end->detail, (unsigned)end->base.workers);
     }
 }
@@ -163,7 +166,7 @@ static wherry_status end_share(wh_ucx_worker *worker, wherry_status status) {
 
 /* ---- source: pieces ---- */
 
-/** A message for a source: wh_ucx_message_fn. */
+/** Handles a message for a source. Implements wh_ucx_message_fn. */
 static bool source_message(void *context, const void *header, size_t header_size, void *data, size_t size,
                            bool rendezvous) {
     wh_ucx_worker *worker = context;
@@ -177,7 +180,7 @@ static bool source_message(void *context, const void *header, size_t header_size
     return false;
 }
 
-/** @return the length of the next piece. *direct_p: it is one run, and need not be packed. */
+/** Returns the length of the next piece. *direct_p is true if it is one run and is not packed. */
 static size_t measure_piece(const wh_run_cursor *cursor, bool *direct_p) {
     size_t first = wh_run_cursor_left(cursor);
     *direct_p = true;
@@ -196,7 +199,8 @@ static size_t measure_piece(const wh_run_cursor *cursor, bool *direct_p) {
 }
 
 /**
- * Sends the next piece of the chunk. Leaves the slot free if enough packed pieces are in flight.
+ * Sends the next piece of the chunk. If the piece must be packed while PACKED_MAX packed pieces are
+ * in flight, sends nothing and leaves the slot free.
  */
 static wherry_status send_piece(wh_ucx_worker *worker, wh_ucx_outgoing *slot, bool verify, wherry_error *error) {
     wh_ucx_source *source = worker->source;
@@ -216,7 +220,7 @@ static wherry_status send_piece(wh_ucx_worker *worker, wh_ucx_outgoing *slot, bo
     wh_ucx_header header = {
         .kind = WH_UCX_PIECE, .chunk = source->chunk, .bytes = source->segments.bytes, .offset = source->offset};
     source->offset += bytes;
-    if (verify) { /* before it is sent, so that the copy finds it in the cache */
+    if (verify) { /* Hash before the send, so that UCX finds the bytes in the CPU cache. */
         wh_digester_add(worker->digester, from, bytes);
         if (source->offset == source->segments.bytes) {
             header.flags = WH_UCX_DIGEST;
@@ -231,8 +235,8 @@ static wherry_status send_piece(wh_ucx_worker *worker, wh_ucx_outgoing *slot, bo
 }
 
 /**
- * Takes the next chunk if the last one was sent. @return false if there is none, or on an error:
- * *status_p.
+ * True if there is a piece to send. If the current chunk was sent completely, gets the next one.
+ * @return false if there are no more chunks, or if an error occurred, which is then in *status_p.
  */
 static bool has_piece(wh_ucx_worker *worker, const wh_feed *feed, wherry_status *status_p, wherry_error *error) {
     wh_ucx_source *source = worker->source;
@@ -254,7 +258,7 @@ static bool has_piece(wh_ucx_worker *worker, const wh_feed *feed, wherry_status 
     return true;
 }
 
-/** Fills free slots. *more_p becomes false when there are no more chunks. */
+/** Sends pieces while slots are free. Sets *more_p to false if there are no more chunks. */
 static wherry_status send_pieces(wh_ucx_worker *worker, const wh_feed *feed, bool *more_p, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     bool sent = true;
@@ -269,7 +273,7 @@ static wherry_status send_pieces(wh_ucx_worker *worker, const wh_feed *feed, boo
     return status;
 }
 
-/** @return true if no byte of a chunk remains to be read. */
+/** True if UCX has read all bytes of a chunk. */
 static bool is_read(const wh_ucx_source *source, uint64_t chunk) {
     bool read = source->chunk != chunk || source->offset == source->segments.bytes;
     for (size_t i = 0; i < WH_UCX_SLOTS; i++) {
@@ -278,7 +282,7 @@ static bool is_read(const wh_ucx_source *source, uint64_t chunk) {
     return read;
 }
 
-/** Frees the slots of pieces that have been sent. @param used_p  how many are in use. */
+/** Frees the slots of pieces that were sent. *used_p is the number of slots still in use. */
 static wherry_status collect_sent(wh_ucx_worker *worker, const wh_feed *feed, size_t *used_p, wherry_error *error) {
     size_t used = 0;
     for (wh_ucx_outgoing *slot = worker->source->slots; slot < worker->source->slots + WH_UCX_SLOTS; slot++) {
@@ -305,8 +309,8 @@ static wherry_status collect_sent(wh_ucx_worker *worker, const wh_feed *feed, si
 /* ---- source: a round ---- */
 
 /**
- * Moves the end out of CALLING. The first worker decides. @return true if the state is now the
- * wanted one.
+ * Changes the state of the end from CALLING to `wanted`. Only the first call can change the state.
+ * @return true if the state is now `wanted`.
  */
 static bool settle_meeting(wh_ucx_end *end, wh_ucx_meeting wanted) {
     int state = WH_UCX_CALLING;
@@ -314,8 +318,8 @@ static bool settle_meeting(wh_ucx_end *end, wh_ucx_meeting wanted) {
 }
 
 /**
- * A worker was not answered. Refuses the lane if no other worker was. @param why  of UCX; UCS_OK:
- * it took too long.
+ * Handles a worker that got no answer. Refuses the lane, unless another worker got an answer.
+ * @param why  the error of UCX; UCS_OK if the time limit has passed.
  */
 static wherry_status fail_meeting(const wh_ucx_worker *worker, ucs_status_t why, wherry_error *error) {
     const wh_lane_site *site = worker->end->site;
@@ -326,15 +330,14 @@ static wherry_status fail_meeting(const wh_ucx_worker *worker, ucs_status_t why,
                ? wh_fail(error, WHERRY_REFUSED,
                          "rank %d did not answer over UCX within %u ms; check UCX_NET_DEVICES and the firewall",
                          (int)site->peer, (unsigned)wh_ucx_meet_ms)
-               : wh_fail(error, WHERRY_REFUSED,
-                         "UCX does not reach rank %d: %s; check UCX_NET_DEVICES and the firewall", (int)site->peer,
-                         worker->link->ucx->ucs_status_string(why));
+               : wh_fail(error, WHERRY_REFUSED, "UCX cannot reach rank %d: %s; check UCX_NET_DEVICES and the firewall",
+                         (int)site->peer, worker->link->ucx->ucs_status_string(why));
 }
 
-/** Sends HELLO, by which the receiver finds its way back, and waits for WELCOME. */
+/** Sends HELLO, which has this side's address for the answer, and waits for WELCOME. */
 static wherry_status meet(wh_ucx_worker *worker, wherry_error *error) {
     wh_deadline limit = wh_deadline_in_ms(wh_ucx_meet_ms);
-    bool looked = false; /* as in is_given_up */
+    bool looked = false; /* the extra time has begun; see is_given_up */
     wh_ucx_link_greet(worker->link, WH_UCX_HELLO, worker->end->token);
     while (!worker->source->met) {
         wherry_status status = progress(worker, error);
@@ -358,25 +361,27 @@ static wherry_status meet(wh_ucx_worker *worker, wherry_error *error) {
     wh_ucx_note_progress(worker);
     return settle_meeting(worker->end, WH_UCX_MET)
                ? WHERRY_OK
-               : wh_fail(error, WHERRY_REFUSED, "UCX does not reach rank %d", (int)worker->end->site->peer);
+               : wh_fail(error, WHERRY_REFUSED, "UCX cannot reach rank %d", (int)worker->end->site->peer);
 }
 
 static wherry_status send_chunks(wh_ucx_worker *worker, const wh_feed *feed, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     bool more = true;
     size_t used = 1;
+    wh_ucx_note_progress(worker);
     while (status == WHERRY_OK && (more || used)) {
         status = send_pieces(worker, feed, &more, error);
         WH_THEN(status, progress(worker, error));
         WH_THEN(status, collect_sent(worker, feed, &used, error));
     }
-    /* A feed that was stopped has no more chunks either, but that does not end the round. */
+    /* After a stop request, the feed returns no more chunks, but the round is not complete. */
     return status == WHERRY_OK && wh_stop_requested(worker->end->site->stop) ? wh_site_cancelled(error) : status;
 }
 
 /**
- * A receiver that has everything may be gone before its ENDED arrives: whether it succeeded is not
- * this side's to say.
+ * Sends END and waits for ENDED. A receiver that has everything may close its link before ENDED
+ * arrives. So a lost peer is not an error here. The conversation tells whether the receiver has
+ * everything.
  */
 static wherry_status send_end(wh_ucx_worker *worker, wherry_error *error) {
     wh_ucx_outgoing *slot = worker->source->slots;
@@ -405,23 +410,26 @@ static wherry_status ucx_push(wh_lane_end *base, uint32_t number, const wh_feed 
     if (!worker->source->met) {
         status = meet(worker, error);
     }
-    WH_THEN(status, send_chunks(worker, feed, error));
+    do {
+        WH_THEN(status, send_chunks(worker, feed, error));
+    } while (status == WHERRY_OK && wh_feed_more(feed));
+    wh_ucx_note_progress(worker);
     WH_THEN(status, send_end(worker, error));
     return end_share(worker, status);
 }
 
 /* ---- receiver: messages ---- */
 
-/** @return what is wrong with it, or NULL. */
+/** Stores a HELLO. @return NULL on success; otherwise what the source has sent. */
 static const char *take_hello(wh_ucx_receiver *receiver, const void *data, size_t size, bool rendezvous) {
     if (receiver->hello || rendezvous || size <= WH_UCX_ID_BYTES || size > WH_LANE_OFFER_MAX) {
-        return "a malformed or second HELLO";
+        return "a malformed HELLO or a second HELLO";
     }
     receiver->hello = (uint8_t *)wh_copy_text(data, size);
-    return receiver->hello ? NULL : "a HELLO for which there is no memory";
+    return receiver->hello ? NULL : "a HELLO, but this process has no memory left to store it";
 }
 
-/** @return what is wrong with it, or NULL. */
+/** Queues an announced piece. @return NULL on success; otherwise what the source has sent. */
 static const char *take_piece(wh_ucx_receiver *receiver, const wh_ucx_header *header, void *data, size_t size,
                               bool rendezvous) {
     if (!receiver->hello || !rendezvous || receiver->ended) {
@@ -443,7 +451,7 @@ bool wh_ucx_receiver_message(void *context, const void *header, size_t header_si
     const char *wrong = wh_ucx_header_read(header, header_size, worker->end->token, &message);
     bool kept = false;
     if (wrong && !*wrong) {
-        return false; /* left over from another transfer */
+        return false; /* The message belongs to an earlier transfer. */
     }
     if (!wrong && message.kind == WH_UCX_HELLO) {
         wrong = take_hello(receiver, data, size, rendezvous);
@@ -462,7 +470,7 @@ bool wh_ucx_receiver_message(void *context, const void *header, size_t header_si
 
 static wherry_status fail_malformed(const wh_ucx_worker *worker, const char *what, wherry_error *error) {
     const wh_lane_site *site = worker->end->site;
-    return wh_site_blame(site, wh_fail(error, WHERRY_MALFORMED, "rank %d has sent %s over UCX", (int)site->peer, what),
+    return wh_site_blame(site, wh_fail(error, WHERRY_MALFORMED, "over UCX, rank %d sent %s", (int)site->peer, what),
                          error);
 }
 
@@ -472,18 +480,18 @@ static wh_ucx_arriving *arriving_at(wh_ucx_receiver *receiver, size_t number) {
     return receiver->arriving + (receiver->arriving_first + number) % (WH_UCX_SLOTS + 1);
 }
 
-/** @return the chunk that was opened last; NULL if none is arriving. */
+/** Returns the chunk that was opened last; NULL if no chunk is arriving. */
 static wh_ucx_arriving *last_arriving(wh_ucx_receiver *receiver) {
     return receiver->arriving_count ? arriving_at(receiver, receiver->arriving_count - 1) : NULL;
 }
 
-/** Checks that a piece is the next one of its chunk. Opens the chunk if it is the first. */
+/** Checks that a piece is the next piece of its chunk. Opens the chunk for its first piece. */
 static wherry_status check_piece(wh_ucx_worker *worker, const wh_sink *sink, const wh_ucx_announced *piece,
                                  wherry_error *error) {
     wh_ucx_receiver *receiver = worker->receiver;
     wh_ucx_arriving *last = last_arriving(receiver);
     if (!last || last->begun == last->landing.segments.bytes) {
-        /* There is room: every chunk before it has a piece in a slot, and one slot is free. */
+        /* There is room, because every open chunk has a piece in a slot, and one slot is free. */
         last = arriving_at(receiver, receiver->arriving_count);
         wherry_status status = sink->open(sink->context, piece->header.chunk, &last->landing, error);
         if (status != WHERRY_OK) {
@@ -496,11 +504,11 @@ static wherry_status check_piece(wh_ucx_worker *worker, const wh_sink *sink, con
     const char *wrong =
         last->landing.chunk == piece->header.chunk
             ? wh_ucx_piece_check(&piece->header, piece->bytes, last->begun, last->landing.segments.bytes, sink->verify)
-            : "a piece of another chunk before the last one was complete";
+            : "a piece of another chunk before the current chunk was complete";
     return wrong ? fail_malformed(worker, wrong, error) : WHERRY_OK;
 }
 
-/** Begins the oldest announced piece. A slot is free. */
+/** Begins to receive the oldest announced piece. A slot must be free. */
 static wherry_status begin_piece(wh_ucx_worker *worker, const wh_sink *sink, wherry_error *error) {
     wh_ucx_receiver *receiver = worker->receiver;
     const wh_ucx_announced *piece = receiver->queue + receiver->queue_first;
@@ -523,7 +531,7 @@ static wherry_status begin_piece(wh_ucx_worker *worker, const wh_sink *sink, whe
     return WHERRY_OK;
 }
 
-/** Ends the oldest piece, whose operation is done, and its chunk if it was the last one. */
+/** Ends the oldest piece, whose operation is done. Closes its chunk if that is complete. */
 static wherry_status end_piece(wh_ucx_worker *worker, const wh_sink *sink, wherry_error *error) {
     wh_ucx_receiver *receiver = worker->receiver;
     wh_ucx_incoming *slot = receiver->slots + receiver->slot_first;
@@ -549,7 +557,7 @@ static wherry_status end_piece(wh_ucx_worker *worker, const wh_sink *sink, wherr
     if (chunk->landed < chunk->landing.segments.bytes) {
         return WHERRY_OK;
     }
-    wh_digest digest;
+    wherry_digest digest;
     if (sink->verify) {
         digest = wh_digester_end(worker->digester);
     }
@@ -560,7 +568,7 @@ static wherry_status end_piece(wh_ucx_worker *worker, const wh_sink *sink, wherr
                        sink->verify ? &slot->digest : NULL, error);
 }
 
-/** Begins announced pieces while slots are free, and ends those that have come. */
+/** Begins announced pieces while slots are free, and ends pieces that have arrived. */
 static wherry_status move_pieces(wh_ucx_worker *worker, const wh_sink *sink, wherry_error *error) {
     wh_ucx_receiver *receiver = worker->receiver;
     wherry_status status = WHERRY_OK;
@@ -578,7 +586,9 @@ static wherry_status move_pieces(wh_ucx_worker *worker, const wh_sink *sink, whe
 
 /* ---- receiver: a round ---- */
 
-/** Answers HELLO, at the address that it brought. From here on UCX notices the source's death. */
+/**
+ * Answers HELLO at the address that HELLO contains. From now on, UCX detects if the source dies.
+ */
 static wherry_status answer(wh_ucx_worker *worker, wherry_error *error) {
     wh_ucx_receiver *receiver = worker->receiver;
     wherry_status status = wh_ucx_link_connect(worker->link, receiver->hello, receiver->hello + WH_UCX_ID_BYTES,
@@ -602,7 +612,8 @@ static wherry_status receive_chunks(wh_ucx_worker *worker, const wh_sink *sink, 
     while (status == WHERRY_OK && !has_all(receiver)) {
         wh_ucx_link_progress(worker->link, worker->end->site->stop);
         if (worker->link->lost != UCS_OK && !receiver->answered) {
-            wh_ucx_link_disconnect(worker->link); /* that was the peer of an earlier transfer */
+            /* Only the peer of an earlier transfer can be lost here. */
+            wh_ucx_link_disconnect(worker->link);
         }
         status = wh_ucx_check(worker, error);
         if (status == WHERRY_OK && receiver->wrong) {
@@ -664,7 +675,8 @@ static void ucx_close(wh_lane_end *base) {
             }
             wh_free(worker->receiver->hello);
         }
-        wh_free(worker->source); /* or the receiver: it is a union */
+        /* This also frees worker->receiver, because both are in a union. */
+        wh_free(worker->source);
     }
     wh_free(end);
 }
@@ -684,8 +696,9 @@ static wherry_status open_worker(wh_ucx_worker *worker, const uint8_t *peer_id, 
 }
 
 /**
- * @param request  SOURCE: the receiver's, with the address of each worker. RECEIVER: it has no
- *                 addresses.
+ * Creates an end and its workers.
+ * @param request  at a source, the receiver's request, with the address of each worker. At a
+ *                 receiver, a request without addresses.
  */
 static wherry_status open_end(const wh_lane_site *site, const wh_ucx_request *request, wh_ucx_end **end_p,
                               wherry_error *error) {
@@ -712,7 +725,7 @@ static wh_ucx_offer own_offer(const wh_lane_site *site) {
                           .long_segments = wh_ucx_may_use_long_segments()};
 }
 
-/** Does not load UCX: most receivers never ask for it. */
+/** Does not load UCX, because most receivers do not use this lane. */
 static wherry_status ucx_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
     wh_ucx_offer own = own_offer(site);
     wh_ucx_offer_write(&own, offer);
@@ -721,9 +734,7 @@ static wherry_status ucx_offer(const wh_lane_site *site, wh_string *offer, wherr
 
 static wherry_status write_request(wh_ucx_end *end, wh_string *bytes, wherry_error *error) {
     wh_ucx_request request = {.workers = end->base.workers, .long_segments = end->workers[0].link->long_segments};
-    if (getrandom(end->token, sizeof(end->token), 0) != sizeof(end->token)) {
-        return wh_fail(error, WHERRY_SYSTEM, "the system has no random numbers");
-    }
+    WH_TRY(wh_random_fill(end->token, sizeof(end->token), error));
     memcpy(request.token, end->token, sizeof(request.token));
     for (uint32_t i = 0; i < end->base.workers; i++) {
         const wh_ucx_link *link = end->workers[i].link;
@@ -735,7 +746,7 @@ static wherry_status write_request(wh_ucx_end *end, wh_string *bytes, wherry_err
     }
     if (!workers) {
         return wh_fail(error, WHERRY_UNSUPPORTED,
-                       "an address of UCX has %zu bytes, which is too long; name fewer devices in UCX_NET_DEVICES",
+                       "an address of UCX has %zu bytes, which is too long; list fewer devices in UCX_NET_DEVICES",
                        request.addresses[0].size);
     }
     end->base.workers = workers;
@@ -743,8 +754,8 @@ static wherry_status write_request(wh_ucx_end *end, wh_string *bytes, wherry_err
 }
 
 /**
- * Does not reach out to the source. That happens in `push`, and if nobody answers, the source
- * refuses the lane.
+ * Does not contact the source. The source contacts the receiver in `push`, and refuses the lane if
+ * the receiver does not answer.
  */
 static wherry_status ucx_probe(const wh_lane_site *site, const void *offer, size_t size, wh_string *request,
                                bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
@@ -802,7 +813,6 @@ static void ucx_describe(const wh_lane_end *base, wh_string *text) {
 const wh_lane_ops wh_lane_ucx = {
     .name = "ucx",
     .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_STAGES,
-    .finish_ms = 200, /* ENDED keeps the connection usable */
     .offer = ucx_offer,
     .probe = ucx_probe,
     .accept = ucx_accept,

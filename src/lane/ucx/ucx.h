@@ -1,6 +1,6 @@
 /**
- * @file ucx.h  State of the lane `ucx`. A header of its own only because tests look inside; ucx.c
- * has the explanation.
+ * @file ucx.h  The state of the ucx lane. It is in a header so that tests can inspect it. ucx.c
+ * explains how the lane works.
  */
 #ifndef WH_LANE_UCX_UCX_H
 #define WH_LANE_UCX_UCX_H
@@ -12,17 +12,20 @@
 #include "lane/ucx/ucx_wire.h"
 
 enum {
-    WH_UCX_SLOTS = 8, /**< Pieces in flight per worker: some move while one is packed or hashed. */
-    /** Announced pieces that a receiver's worker keeps. A source has fewer in flight. */
+    /**
+     * Maximum number of pieces in flight per worker. Some pieces move while another is packed or
+     * hashed.
+     */
+    WH_UCX_SLOTS = 8,
+    /** Room for announced pieces per worker of a receiver. A correct source never fills it. */
     WH_UCX_QUEUE = 2 * WH_UCX_SLOTS,
-    WH_UCX_PART = WH_UCX_PIECE_MAX, /**< Bytes of scratch memory per slot. */
-    /** Before a peer is given up: the limit may have passed while this process was stopped. */
-    WH_UCX_LAST_LOOK_MS = 50,
-    WH_UCX_DETAIL_MAX = WH_UCX_TRANSPORTS_MAX + 32, /**< Bytes of "UCX 1.22.0 over tcp/eth0". */
+    WH_UCX_PART = WH_UCX_PIECE_MAX,                 /**< Bytes of scratch memory per slot. */
+    WH_UCX_DETAIL_MAX = WH_UCX_TRANSPORTS_MAX + 32, /**< Room for "UCX 1.22.0 over tcp/eth0". */
 };
 
 /**
- * How long a receiver has to answer HELLO. After that, the lane is refused. A variable for tests.
+ * If a receiver does not answer HELLO within this time, the lane is refused. This is a variable so
+ * that tests can change it.
  */
 extern uint32_t wh_ucx_meet_ms;
 
@@ -35,19 +38,19 @@ typedef struct wh_ucx_outgoing {
     uint8_t header[WH_UCX_HEADER_BYTES];
 } wh_ucx_outgoing;
 
-/** A source's worker. */
+/** The state of a worker of a source. */
 typedef struct wh_ucx_source {
-    bool met;             /**< WELCOME has come. */
-    bool ended;           /**< ENDED has come. */
-    wh_segments segments; /**< The chunk that is being sent, */
-    wh_run_cursor cursor; /**< and the position in it, */
-    uint64_t chunk;       /**< its number, */
-    uint64_t offset;      /**< and how many of its bytes were sent. */
-    uint64_t chunks;      /**< Chunks of this round, except empty ones. */
+    bool met;             /**< WELCOME has arrived. */
+    bool ended;           /**< ENDED has arrived. */
+    wh_segments segments; /**< The runs of the chunk that is being sent. */
+    wh_run_cursor cursor; /**< The position of the next byte of this chunk to send. */
+    uint64_t chunk;       /**< The number of this chunk. */
+    uint64_t offset;      /**< How many bytes of this chunk were sent. */
+    uint64_t chunks;      /**< Number of chunks sent in this round, without empty ones. */
     wh_ucx_outgoing slots[WH_UCX_SLOTS];
 } wh_ucx_source;
 
-/** A piece that was announced and not begun. */
+/** A piece that the source has announced, and that this side has not begun to receive. */
 typedef struct wh_ucx_announced {
     wh_ucx_header header;
     void *data;
@@ -57,34 +60,34 @@ typedef struct wh_ucx_announced {
 /** A chunk whose pieces are arriving. */
 typedef struct wh_ucx_arriving {
     wh_landing landing;
-    uint64_t begun;  /**< Bytes whose pieces have been begun. */
-    uint64_t landed; /**< Bytes whose pieces have landed. */
+    uint64_t begun;  /**< Bytes in pieces that have begun. */
+    uint64_t landed; /**< Bytes in pieces that are complete. */
 } wh_ucx_arriving;
 
 /** A piece that is being received. */
 typedef struct wh_ucx_incoming {
     wh_ucx_operation operation;
     wh_ucx_arriving *chunk;
-    wh_run_cursor cursor; /**< Where it belongs. */
+    wh_run_cursor cursor; /**< The destination of its first byte. */
     size_t bytes;
-    bool direct;      /**< It is received in place; otherwise into scratch memory. */
-    wh_digest digest; /**< Last piece of a chunk: the digest that the source claims. */
-    uint8_t *to;      /**< Where it is received. */
+    bool direct;          /**< Received directly into the tensor, not into scratch memory. */
+    wherry_digest digest; /**< For the last piece of a chunk: the source's digest of the chunk. */
+    uint8_t *to;          /**< Where UCX writes the bytes. */
 } wh_ucx_incoming;
 
 /**
- * A receiver's worker. The queue, the slots and the chunks are rings, each in the order of
- * announcement.
+ * The state of a worker of a receiver. `queue`, `slots` and `arriving` are ring buffers. Their
+ * entries are in the order in which the source announced the pieces.
  */
 typedef struct wh_ucx_receiver {
-    uint8_t *hello; /**< Id and address of the source's link; NULL: HELLO has not come. */
+    uint8_t *hello; /**< Id and address of the source's link; NULL: HELLO has not arrived. */
     bool answered;  /**< WELCOME was sent. */
     uint8_t ended_header[WH_UCX_HEADER_BYTES];
-    wh_ucx_operation ending; /**< ENDED. */
+    wh_ucx_operation ending; /**< The operation that sends ENDED. */
     const char *wrong;       /**< A violation of the protocol by the source; NULL: none. */
-    bool ended;              /**< END has come, */
-    uint64_t chunks;         /**< and says that there are so many. */
-    uint64_t closed;         /**< Chunks of this round that have landed. */
+    bool ended;              /**< END has arrived. */
+    uint64_t chunks;         /**< The number of chunks in this round, from END. */
+    uint64_t closed;         /**< Number of chunks of this round that are complete. */
     wh_ucx_announced queue[WH_UCX_QUEUE];
     size_t queue_first;
     size_t queue_count;
@@ -94,25 +97,25 @@ typedef struct wh_ucx_receiver {
     wh_ucx_arriving arriving[WH_UCX_SLOTS + 1];
     size_t arriving_first;
     size_t arriving_count;
-    wh_run_cursor cursor; /**< In the chunk that was opened last. */
+    wh_run_cursor cursor; /**< The position in the chunk that was opened last. */
 } wh_ucx_receiver;
 
 struct wh_ucx_end;
 
-/** Used by one thread at a time. */
+/** A worker. Only one thread at a time may use it. */
 typedef struct wh_ucx_worker {
     struct wh_ucx_end *end;
     wh_ucx_link *link;
     wh_digester *digester; /**< Created when first needed. */
-    wh_deadline patience;  /**< When a peer that makes no progress is given up. */
-    bool overdue;          /**< `patience` has passed, and the last look has begun. */
+    wh_deadline patience;  /**< When to give up if the peer makes no progress. */
+    bool overdue;          /**< `patience` has passed once; WH_UCX_LAST_LOOK_MS is running. */
     union {
         wh_ucx_source *source;
         wh_ucx_receiver *receiver;
     };
 } wh_ucx_worker;
 
-/** Of a source's end. */
+/** The state of a source's end: has the receiver answered? See ucx.c. */
 typedef enum wh_ucx_meeting { WH_UCX_CALLING, WH_UCX_MET, WH_UCX_REFUSED } wh_ucx_meeting;
 
 typedef struct wh_ucx_end {
@@ -121,17 +124,20 @@ typedef struct wh_ucx_end {
     bool is_source;
     uint8_t token[WH_UCX_TOKEN_BYTES];
     char detail[WH_UCX_DETAIL_MAX]; /**< Set by the first worker at the end of a round. */
-    atomic_int meeting;             /**< wh_ucx_meeting */
+    atomic_int meeting;             /**< A wh_ucx_meeting. Used only by a source. */
     wh_ucx_worker workers[WH_UCX_WORKERS_MAX];
 } wh_ucx_end;
 
-/** The peer has moved something: its limit starts anew. */
+/** Call this when the peer has made progress. Restarts the time limit of the peer. */
 void wh_ucx_note_progress(wh_ucx_worker *worker);
 
-/** @return WHERRY_OK to go on; WHERRY_CANCELLED, WHERRY_PEER_LOST or WHERRY_TIMED_OUT. */
+/**
+ * Checks whether the worker may continue. @return WHERRY_OK; WHERRY_CANCELLED, WHERRY_PEER_LOST or
+ * WHERRY_TIMED_OUT.
+ */
 wherry_status wh_ucx_check(wh_ucx_worker *worker, wherry_error *error);
 
-/** A message for a receiver: wh_ucx_message_fn, with the worker as context. */
+/** Handles a message for a receiver. Implements wh_ucx_message_fn; the context is the worker. */
 bool wh_ucx_receiver_message(void *context, const void *header, size_t header_size, void *data, size_t size,
                              bool rendezvous);
 

@@ -31,9 +31,9 @@ void wh_ucx_leave(void) {
 }
 
 /**
- * A handler as declared in ucs/debug/log_def.h, which not every package of headers contains. Lines
- * of other users of the same UCX pass through. UCX reports as errors what the lane expects, such as
- * a dead peer, so they are logged as information only.
+ * A log handler, declared as in ucs/debug/log_def.h, which some header packages do not have. Lines
+ * that are not from Wherry's calls go to UCX's own log. UCX logs an error for some events that the
+ * lane expects, such as a dead peer. So Wherry logs UCX's errors at the level WHERRY_LOG_INFO.
  */
 static int take_line(const char *file, unsigned line, const char *function, int level, const void *config,
                      const char *format, va_list arguments) {
@@ -54,8 +54,8 @@ static int take_line(const char *file, unsigned line, const char *function, int 
 /* ---- signals ---- */
 
 /**
- * The program's signal handlers. UCX replaces those of SIGSEGV, SIGHUP and others when it is
- * loaded.
+ * The program's signal handlers. UCX replaces the handlers of SIGSEGV, SIGHUP and other signals
+ * when it is loaded.
  */
 typedef struct signals {
     struct sigaction before[_NSIG];
@@ -63,7 +63,8 @@ typedef struct signals {
 } signals;
 
 /**
- * Restores only what is now a handler inside UCX: another thread may have set its own meanwhile.
+ * Restores a handler only if it is now a function of UCX, because another thread may have set its
+ * own handler meanwhile.
  */
 static void restore_signals(const signals *all) {
     for (int number = 1; number < _NSIG; number++) {
@@ -88,7 +89,7 @@ static void *open_file(const char *name, bool *foreign_p) {
     if (handle) {
         return handle;
     }
-    static signals all; /* static because it is large; `lock` is held */
+    static signals all; /* Static because it is large. The caller holds `lock`. */
     for (int number = 1; number < _NSIG; number++) {
         all.kept[number] = sigaction(number, NULL, all.before + number) == 0;
     }
@@ -111,15 +112,16 @@ static wherry_status find_functions(void *handle, const char *name, wh_ucx_libra
         unsigned release;
         library->ucp_get_version(&major, &library->minor, &release);
         if (major > WH_UCX_MAJOR) {
-            return wh_fail(error, WHERRY_UNSUPPORTED, "UCX %u.%u.%u is not supported; a version %d.x is needed", major,
+            return wh_fail(error, WHERRY_UNSUPPORTED, "UCX %u.%u.%u is not supported; version %d.x is needed", major,
                            library->minor, release, WH_UCX_MAJOR);
         }
         if (major < WH_UCX_MAJOR || library->minor < WH_UCX_MINOR) {
             return wh_fail(error, WHERRY_UNSUPPORTED, "UCX %u.%u.%u is too old; %d.%d or newer is needed: %s", major,
                            library->minor, release, WH_UCX_MAJOR, WH_UCX_MINOR,
-                           library->foreign ? "the program has loaded it already, perhaps for MPI; put a newer one "
-                                              "first in LD_LIBRARY_PATH"
-                                            : "install it, or set WHERRY_UCX_LIBRARY to its libucp.so.0");
+                           library->foreign
+                               ? "the program has already loaded the old one, perhaps for MPI; put a newer UCX "
+                                 "first in LD_LIBRARY_PATH"
+                               : "install a newer UCX, or set WHERRY_UCX_LIBRARY to its libucp.so.0");
         }
     }
     return missing
@@ -135,7 +137,7 @@ static wherry_status load(wherry_error *error) {
     if (!handle) {
         const char *reason = dlerror();
         return wh_fail(error, WHERRY_UNSUPPORTED,
-                       "UCX cannot be loaded: %s; install it, or set WHERRY_UCX_LIBRARY to its libucp.so.0",
+                       "cannot load UCX: %s; install it, or set WHERRY_UCX_LIBRARY to its libucp.so.0",
                        reason ? reason : name);
     }
     wherry_status status = find_functions(handle, library.foreign ? default_name : name, &library, error);
@@ -148,7 +150,7 @@ static wherry_status load(wherry_error *error) {
     if (push) {
         push(take_line);
     }
-    wh_log(WHERRY_LOG_DEBUG, "ucx: UCX %s%s", library.ucp_get_version_string(),
+    wh_log(WHERRY_LOG_DEBUG, "ucx: using UCX %s%s", library.ucp_get_version_string(),
            library.foreign ? ", which the program had loaded already" : "");
     loaded = library;
     return WHERRY_OK;

@@ -1,4 +1,4 @@
-/** @file ucx_library.h  libucp, loaded at run time. */
+/** @file ucx_library.h  Loads libucp at run time. */
 #ifndef WH_LANE_UCX_LIBRARY_H
 #define WH_LANE_UCX_LIBRARY_H
 
@@ -34,35 +34,36 @@
     X(ucs_status_string)
 
 /**
- * The oldest version that is used. Before 1.14, UCX ends the process if a peer dies while it
- * connects; 1.15 is the oldest one that the tests have run with. The headers of the build may be
- * older.
+ * The oldest supported version. Before 1.14, UCX ends the process if a peer dies while the two are
+ * connecting. 1.15 is the oldest version that was tested. The headers of the build may be older.
  */
 enum { WH_UCX_MAJOR = 1, WH_UCX_MINOR = 15 };
 
-/** From this minor version on, the name of a transport's setting begins with the transport. */
+/** Since this minor version, the name of a TCP setting begins with "TCP_". */
 enum { WH_UCX_FULL_NAMES_MINOR = 17 };
 
-/** Pointers to the functions, by their own names. */
+/** Pointers to the functions. Each member has the name of its function. */
 typedef struct wh_ucx_library {
 #define WH_UCX_MEMBER(function) __typeof__ (&(function))(function);
     WH_UCX_FUNCTIONS(WH_UCX_MEMBER)
 #undef WH_UCX_MEMBER
-    unsigned minor; /**< Of its version. */
-    bool foreign;   /**< It was in the process before, so that others may use it too. */
+    unsigned minor; /**< The minor version number. */
+    bool foreign;   /**< The program had loaded libucp before, so other code may use it too. */
 } wh_ucx_library;
 
 /**
- * Loads libucp if it is not loaded yet. It is never unloaded. A libucp that is in the process
- * already, such as MPI's, is used, because two copies do not work together; otherwise the file that
- * WHERRY_UCX_LIBRARY names; otherwise libucp.so.0. Any thread.
- * @return NULL with the reason, WHERRY_UNSUPPORTED. A later call tries again.
+ * Returns libucp. The first call loads it, and it is never unloaded. If the process has already
+ * loaded a libucp, for example for MPI, that one is used, because two copies do not work together.
+ * Otherwise, the file that WHERRY_UCX_LIBRARY names is used, or libucp.so.0 if the variable is not
+ * set. Any thread may call this.
+ * @return NULL, with WHERRY_UNSUPPORTED and the reason in `error`, if loading fails. A later call
+ * tries again.
  */
 const wh_ucx_library *wh_ucx_load(wherry_error *error);
 
 /**
- * Between these two, what UCX logs on this thread goes to Wherry's log instead of to standard
- * output. May be nested.
+ * Between wh_ucx_enter and wh_ucx_leave, log lines of UCX on this thread go to Wherry's log instead
+ * of standard output. Calls may be nested.
  */
 void wh_ucx_enter(void);
 void wh_ucx_leave(void);

@@ -1,4 +1,4 @@
-/* Links over UCX, and those that are kept for the next transfer. ucx_link.h has the invariants. */
+/* Links over UCX, and a cache of them for later transfers. The invariants are in ucx_link.h. */
 #include "lane/ucx/ucx_link.h"
 
 #include <poll.h>
@@ -7,36 +7,32 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/point.h"
 #include "base/process.h"
+#include "lane/lane_timing.h"
 
 /** UCX's number for the lane's active messages. */
 enum { MESSAGE_ID = 1 };
 
 enum {
-    /** Calls without work before a thread sleeps: waking it costs more than a few calls. */
+    /**
+     * A thread sleeps after this many calls without work. Waking it costs more than a few calls.
+     */
     IDLE_CALLS = 8,
-    /** The longest sleep: UCX does some of its work without making `wake` readable. */
-    WAIT_MS = 20,
-    /** Pending operations may end before a connection is closed: longer than a copy takes. */
-    DRAIN_MS = 50,
-    /** UCX may take this long to close a connection, and again to clean up behind it. */
-    CLOSE_MS = 500,
-    QUIET_CALLS = 64, /**< Calls without work after which UCX is taken to be idle. */
-    KEPT_MAX = 8,     /**< Links that are kept: two peers with four workers each. */
+    QUIET_CALLS = 64, /**< After this many calls without work, UCX counts as idle. */
+    KEPT_MAX = 8,     /**< Maximum number of cached links: two peers with four workers each. */
 };
 
-/** Length of a long TCP segment, in UCX's notation. */
+/** Size of a long TCP segment, in UCX's notation. */
 static const char LONG_SEGMENT[] = "512K";
 
 /**
- * How often UCX checks that a silent peer is alive. With UCX's own 20 s a source would notice too
- * late.
+ * How often UCX checks that a silent peer is alive. With UCX's default of 20 s, a source would
+ * notice a dead peer too late.
  */
 static const char KEEPALIVE[] = "1s";
 
@@ -59,15 +55,16 @@ bool wh_ucx_may_use_long_segments(void) {
 }
 
 /**
- * Settings of this context alone. The user's environment wins, except for the segments, on which
- * both sides have agreed. With UCX's own 64 KiB, TCP reaches three fifths of the rate: each segment
+ * Changes settings of this context only. Variables that the user has set in the environment take
+ * precedence: if the user has set a segment size, this side does not agree to long segments. With
+ * UCX's default segment size of 64 KiB, TCP reaches only 60 % of the speed, because each segment
  * costs a system call and a copy.
  */
 static void configure(const wh_ucx_link *link, ucp_config_t *config) {
     if (link->long_segments) {
         set_tcp(link->ucx, config, "RX_SEG_SIZE", LONG_SEGMENT);
     }
-    /* Otherwise connect() to a host that is cut off blocks for minutes. */
+    /* Otherwise connect() to a host that cannot be reached blocks for minutes. */
     if (!getenv("UCX_TCP_CONN_NB")) {
         set_tcp(link->ucx, config, "CONN_NB", "y");
     }
@@ -133,8 +130,8 @@ static void destroy_link(wh_ucx_link *link) {
     wh_ucx_enter();
     wh_ucx_link_disconnect(link);
     if (link->pending) {
-        /* Destroying the worker would end the process with an assertion in UCX. */
-        wh_log(WHERRY_LOG_WARN, "ucx: %u operations do not end; their memory is not freed", (unsigned)link->pending);
+        /* Destroying the worker now would fail an assertion in UCX and end the process. */
+        wh_log(WHERRY_LOG_WARN, "ucx: %u operations did not end; their memory is leaked", (unsigned)link->pending);
         wh_ucx_leave();
         return;
     }
@@ -153,14 +150,15 @@ static void destroy_link(wh_ucx_link *link) {
     wh_free(link);
 }
 
-/** All signals are blocked meanwhile, because UCX starts a thread, which inherits the mask. */
+/** Blocks all signals while UCX starts a thread, because the thread inherits the signal mask. */
 static wherry_status create_link(const wh_ucx_library *ucx, bool long_segments, wh_ucx_link **link_p,
                                  wherry_error *error) {
     wh_ucx_link *link = wh_alloc_zeroed(1, sizeof(*link));
     WH_TRY(wh_check_memory(link, error, "a lane"));
-    if (getrandom(link->id, sizeof(link->id), 0) != sizeof(link->id)) {
+    wherry_status status = wh_random_fill(link->id, sizeof(link->id), error);
+    if (status != WHERRY_OK) {
         wh_free(link);
-        return wh_fail(error, WHERRY_SYSTEM, "the system has no random numbers");
+        return status;
     }
     sigset_t all;
     sigset_t before;
@@ -169,7 +167,7 @@ static wherry_status create_link(const wh_ucx_library *ucx, bool long_segments, 
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     wh_ucx_enter();
-    wherry_status status = create_context(link, error);
+    status = create_context(link, error);
     WH_THEN(status, create_worker(link, error));
     wh_ucx_leave();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -207,8 +205,9 @@ static void begin_operation(wh_ucx_link *link, wh_ucx_operation *operation) {
 }
 
 /**
- * @param answer  of the UCX function that has started it: a status if it is over already, otherwise
- *                a request.
+ * Call this after an operation was started. Completes the operation if it is already done.
+ * @param answer  the result of the UCX function that has started the operation: a status if the
+ *                operation is already done, otherwise a request.
  */
 static void note_started(wh_ucx_operation *operation, ucs_status_ptr_t answer) {
     if (!UCS_PTR_IS_PTR(answer)) {
@@ -257,7 +256,7 @@ void wh_ucx_link_progress(wh_ucx_link *link, const wh_stop *stop) {
     if (ucx->ucp_worker_progress(link->worker)) {
         link->idle = 0;
     } else if (++link->idle > IDLE_CALLS && ucx->ucp_worker_arm(link->worker) == UCS_OK) {
-        wh_stop_wait_fd(stop, link->wake, POLLIN, wh_deadline_in_ms(WAIT_MS));
+        wh_stop_wait_fd(stop, link->wake, POLLIN, wh_deadline_in_ms(WH_UCX_WAIT_MS));
     }
 }
 
@@ -277,6 +276,9 @@ wherry_status wh_ucx_link_connect(wh_ucx_link *link, const uint8_t id[WH_UCX_ID_
         return WHERRY_OK;
     }
     wh_ucx_link_disconnect(link);
+    if (link->pending) {
+        return wh_fail(error, WHERRY_UNSUPPORTED, "UCX did not end the previous connection of this link in time");
+    }
     ucp_ep_params_t params = {
         .field_mask =
             UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
@@ -296,7 +298,7 @@ wherry_status wh_ucx_link_connect(wh_ucx_link *link, const uint8_t id[WH_UCX_ID_
     return WHERRY_OK;
 }
 
-/** Lets UCX work until no operation is pending, at most for so long. */
+/** Lets UCX work until no operation is pending or the time has passed. */
 static void drain(wh_ucx_link *link, int milliseconds) {
     const wh_ucx_library *ucx = link->ucx;
     wh_deadline end = wh_deadline_in_ms(milliseconds);
@@ -307,7 +309,7 @@ static void drain(wh_ucx_link *link, int milliseconds) {
     }
 }
 
-/** Lets UCX work until it is idle. */
+/** Lets UCX work until it is idle, the peer is lost, or `end` has passed. */
 static void progress_until_quiet(wh_ucx_link *link, wh_deadline end) {
     for (int quiet = 0; quiet < QUIET_CALLS && link->lost == UCS_OK && !wh_deadline_passed(end);) {
         quiet = link->ucx->ucp_worker_progress(link->worker) ? 0 : quiet + 1;
@@ -315,36 +317,36 @@ static void progress_until_quiet(wh_ucx_link *link, wh_deadline end) {
 }
 
 /**
- * When a connection is closed, UCX ends its requests at once but goes on with the copies behind
- * them, and must not be destroyed before those end. So pending operations get a moment to end
- * first, which is enough if the peer is alive. After that, UCX works until it is idle.
+ * When a connection is closed, UCX reports its requests as done at once. But their copies continue,
+ * and UCX must not be destroyed before the copies end. So this function first waits up to
+ * WH_UCX_DRAIN_MS for pending operations, which is enough if the peer is alive. If operations were
+ * pending or the peer is lost, it also lets UCX work after closing, until UCX is idle.
  */
 void wh_ucx_link_disconnect(wh_ucx_link *link) {
     const wh_ucx_library *ucx = link->ucx;
     if (!link->peer) {
         return;
     }
-    wh_ucx_operation closing;
     wh_ucx_enter();
     bool unfinished = link->lost != UCS_OK || link->pending;
     if (link->lost == UCS_OK) {
-        drain(link, DRAIN_MS);
+        drain(link, WH_UCX_DRAIN_MS);
     }
-    begin_operation(link, &closing);
-    ucp_request_param_t param = send_param(&closing, UCP_EP_CLOSE_FLAG_FORCE);
-    note_started(&closing, ucx->ucp_ep_close_nbx(link->peer, &param));
-    drain(link, CLOSE_MS);
+    begin_operation(link, &link->closing);
+    ucp_request_param_t param = send_param(&link->closing, UCP_EP_CLOSE_FLAG_FORCE);
+    note_started(&link->closing, ucx->ucp_ep_close_nbx(link->peer, &param));
+    drain(link, WH_UCX_CLOSE_MS);
     link->peer = NULL;
     link->lost = UCS_OK;
     if (unfinished) {
-        progress_until_quiet(link, wh_deadline_in_ms(CLOSE_MS));
+        progress_until_quiet(link, wh_deadline_in_ms(WH_UCX_CLOSE_MS));
     }
     wh_ucx_leave();
 }
 
 /**
- * Adds "tcp/lo" to the text, once, for a line of ucp_ep_print_info like "lane[0]:  2:tcp/lo.0 md[1]
- * ...".
+ * Parses a line of ucp_ep_print_info, such as "lane[0]:  2:tcp/lo.0 md[1] ...". Adds its transport,
+ * here "tcp/lo", to the text if it is not there yet.
  */
 static void add_transport(const char *line, char *text, size_t size) {
     const char *at = strstr(line, "lane[");
@@ -383,16 +385,16 @@ const char *wh_ucx_link_transports(wh_ucx_link *link) {
     return link->transports;
 }
 
-/* ---- links that are kept ---- */
+/* ---- the cache ---- */
 
-static wh_ucx_link *kept; /**< The one that was used last comes first. */
+static wh_ucx_link *kept; /**< The cached links, most recently used first. */
 static uint32_t kept_count;
 static uint32_t used_count;
-static bool foreign;  /**< The program had loaded UCX before. */
+static bool foreign;  /**< The program had loaded UCX before Wherry did. */
 static bool exits;    /**< at_exit is registered. */
-static bool unusable; /**< This process was forked from one in which UCX was in use. */
+static bool unusable; /**< This process was forked from one that used UCX, so it cannot use UCX. */
 
-/** Removes a link from those that are kept; *at points to it. */
+/** Removes the link *at from the cache and returns it. */
 static wh_ucx_link *remove_kept(wh_ucx_link **at) {
     wh_ucx_link *link = *at;
     *at = link->next;
@@ -400,17 +402,14 @@ static wh_ucx_link *remove_kept(wh_ucx_link **at) {
     return link;
 }
 
-/** Before a fork, and at exit. Links in use stay. */
+/** Destroys all cached links, unless a link is in use. Called before a fork and at exit. */
 static void destroy_kept(void) {
     while (kept && !used_count && !unusable) {
         destroy_link(remove_kept(&kept));
     }
 }
 
-/**
- * What is left of UCX in the child cannot be destroyed: the threads that would answer do not exist
- * here.
- */
+/** Does not destroy the links of the parent, because UCX's threads do not exist in the child. */
 static void after_fork_in_child(void) {
     unusable = unusable || used_count || foreign;
     used_count = 0;
@@ -424,7 +423,7 @@ static void at_exit(void) {
     wh_fork_lock_give(&lock);
 }
 
-/** @return NULL if none fits. */
+/** Takes a matching link from the cache. @return NULL if there is none. */
 static wh_ucx_link *find_kept(const uint8_t *peer_id, bool long_segments) {
     for (wh_ucx_link **at = &kept; *at; at = &(*at)->next) {
         const wh_ucx_link *link = *at;
@@ -448,7 +447,7 @@ static wherry_status load_and_create(bool long_segments, wh_ucx_link **link_p, w
     exits = true;
     wh_fork_lock_give(&lock);
     if (first) {
-        atexit(at_exit); /* registered after UCX's own handlers, so that it runs before them */
+        atexit(at_exit); /* Registered after UCX's own handlers, so that it runs before them. */
     }
     return create_link(ucx, long_segments, link_p, error);
 }
@@ -465,14 +464,15 @@ wherry_status wh_ucx_link_take(const uint8_t *peer_id, bool long_segments, wh_uc
     if (unusable) {
         wh_fork_lock_give(&lock);
         return wh_fail(error, WHERRY_UNSUPPORTED,
-                       "this process was forked from one in which UCX was in use, and UCX does not survive a fork; "
-                       "start it by exec or with the start method \"spawn\"");
+                       "UCX was in use when this process was forked, and UCX does not survive a fork; "
+                       "start the process with exec or with the start method \"spawn\"");
     }
     used_count++;
     while ((link = find_kept(peer_id, long_segments))) {
         wh_fork_lock_give(&lock);
         wh_ucx_enter();
-        progress_until_quiet(link, wh_deadline_never()); /* may find that the peer is lost */
+        /* UCX may detect now that the peer is lost. */
+        progress_until_quiet(link, wh_deadline_never());
         wh_ucx_leave();
         if (link->lost == UCS_OK) {
             break;

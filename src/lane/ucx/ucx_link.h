@@ -2,23 +2,24 @@
  * @file ucx_link.h  A link: a UCX context, one worker in it, and the connection to one link of a
  * peer.
  *
- * 1. One thread at a time uses a link, and links share nothing. A UCX without thread support is
- *    enough.
- * 2. Two links are never connected twice. UCX counts the connections between two workers on both
- *    sides, and if one side has missed one, the counts never match again. So a source uses a link
- *    for one link of one peer as long as the connection lasts.
- * 3. An operation's memory stays in use until it is done. After wh_ucx_link_disconnect no operation
- *    is pending, and UCX touches no memory of the caller any more.
- * 4. Nothing of UCX survives a fork: its threads and sockets do not exist in the child. Links that
- *    are kept are destroyed before a fork. If one is in use then, or if the program uses UCX
- *    itself, the child refuses to use UCX.
+ * 1. Only one thread at a time uses a link, and links share no state. So UCX needs no thread
+ *    support.
+ * 2. The same two links never connect twice. UCX counts the connections between two workers on both
+ *    sides. If one side misses a connection, the counts never match again. So a link of a source
+ *    stays connected to the same link of the receiver.
+ * 3. The memory of an operation is in use until the operation is done. wh_ucx_link_disconnect ends
+ *    all operations, and UCX does not access the caller's memory afterwards. If UCX does not end an
+ *    operation in time, the link is never freed.
+ * 4. UCX does not survive a fork, because its threads and sockets do not exist in the child. Cached
+ *    links are destroyed before a fork, unless another link is in use. If a link is in use during a
+ *    fork, or if the program had loaded UCX before Wherry did, the child refuses to use UCX.
  *
- *     (none)    -> in use    wh_ucx_link_take: a new one
+ *     (none)    -> in use    wh_ucx_link_take, for a new link
  *     in use    -> in use    wh_ucx_link_connect, wh_ucx_link_disconnect
- *     in use    -> kept      wh_ucx_link_give, if it is clean and connected
- *     kept      -> in use    wh_ucx_link_take, with the connection
+ *     in use    -> cached    wh_ucx_link_give, if the link is clean and connected
+ *     cached    -> in use    wh_ucx_link_take; the link is still connected
  *     in use    -> (none)    wh_ucx_link_give, in all other cases
- *     kept      -> (none)    too many are kept; before a fork; at exit; the peer was lost
+ *     cached    -> (none)    if too many are cached; before a fork; at exit; if the peer is lost
  */
 #ifndef WH_LANE_UCX_LINK_H
 #define WH_LANE_UCX_LINK_H
@@ -27,23 +28,22 @@
 #include "lane/ucx/ucx_library.h"
 #include "lane/ucx/ucx_wire.h"
 
-/** A send or a receive. Belongs to the caller, and must not move until it is done. */
+/** A send or a receive. The caller owns it, and must not move it in memory until it is done. */
 typedef struct wh_ucx_operation {
     struct wh_ucx_link *link;
     bool done;
-    ucs_status_t status; /**< Valid if done. */
+    ucs_status_t status; /**< Valid if `done` is set. */
 } wh_ucx_operation;
 
 /**
- * A message has come. Called inside wh_ucx_link_progress.
- * @param data  the bytes; or, with `rendezvous`, a handle for wh_ucx_receive or
- *              ucp_am_data_release.
- * @return true if `data` is kept, which only a handle can be.
+ * Handles a message that has arrived. Called inside wh_ucx_link_progress.
+ * @param data  the bytes. With `rendezvous`, a handle for wh_ucx_receive or ucp_am_data_release.
+ * @return true if the function keeps `data`. Only a handle can be kept.
  */
 typedef bool (*wh_ucx_message_fn)(void *context, const void *header, size_t header_size, void *data, size_t size,
                                   bool rendezvous);
 
-/** Bytes of the text that names UCX's transports. */
+/** Maximum size of the text that names UCX's transports. */
 enum { WH_UCX_TRANSPORTS_MAX = 128 };
 
 typedef struct wh_ucx_link {
@@ -52,63 +52,70 @@ typedef struct wh_ucx_link {
     ucp_worker_h worker;
     ucp_address_t *address;
     size_t address_size;
-    bool long_segments;               /**< As both sides have agreed. */
-    uint8_t id[WH_UCX_ID_BYTES];      /**< Random. */
-    uint8_t peer_id[WH_UCX_ID_BYTES]; /**< Of the link that it is connected to. */
+    bool long_segments;               /**< Both sides have agreed to use long segments. */
+    uint8_t id[WH_UCX_ID_BYTES];      /**< A random number that identifies this link. */
+    uint8_t peer_id[WH_UCX_ID_BYTES]; /**< The id of the link that this one is connected to. */
     uint8_t *hello;                   /**< The data of HELLO: the id, then the address. */
-    bool of_source;                   /**< A source uses it, otherwise a receiver. */
-    /** The last round was a success: the connection may be used again. */
+    bool of_source;                   /**< True: a source uses the link. False: a receiver. */
+    /** The last round succeeded, so the connection may be used again. */
     bool clean;
     uint8_t greeting_header[WH_UCX_HEADER_BYTES];
-    /** HELLO or WELCOME. Part of the link because it may outlive a failed transfer. */
+    /**
+     * The operation that sends HELLO or WELCOME. The link owns it because it may outlive a failed
+     * transfer.
+     */
     wh_ucx_operation greeting;
-    /** UCX's descriptor: readable if there is work to do, once the worker is armed. */
+    /** The operation that closes the connection. The link owns it because UCX may end it late. */
+    wh_ucx_operation closing;
+    /** A descriptor of UCX. After ucp_worker_arm, it is readable when there is work to do. */
     int wake;
     ucp_ep_h peer;                          /**< NULL: not connected. */
-    ucs_status_t lost;                      /**< Why the peer is lost; UCS_OK: it is not. */
-    char transports[WH_UCX_TRANSPORTS_MAX]; /**< See wh_ucx_link_transports; "": not asked yet. */
-    uint32_t pending;                       /**< Operations that are not done. */
-    /** Calls of wh_ucx_link_progress in a row that found nothing to do. */
+    ucs_status_t lost;                      /**< Why the peer is lost; UCS_OK: it is not lost. */
+    char transports[WH_UCX_TRANSPORTS_MAX]; /**< See wh_ucx_link_transports; "": not known yet. */
+    uint32_t pending;                       /**< Number of operations that are not done. */
+    /** Number of consecutive calls of wh_ucx_link_progress that found nothing to do. */
     uint32_t idle;
-    /** For packed pieces. Kept with the link: touching fresh memory costs more than packing. */
+    /** Memory for packed pieces. The link keeps it, because touching new memory is expensive. */
     uint8_t *scratch;
     size_t scratch_bytes;
-    uint32_t scratch_used; /**< One bit per part. */
+    uint32_t scratch_used; /**< A bit mask of the parts that are in use. */
     wh_ucx_message_fn message;
     void *message_context;
-    struct wh_ucx_link *next; /**< Among those that are kept. */
+    struct wh_ucx_link *next; /**< The next link in the list of cached links. */
 } wh_ucx_link;
 
 /**
- * Takes a kept link, with its connection, or creates one, which takes about 6 ms. Any thread.
- * @param peer_id        SOURCE: id of the receiver's link, to find the link that is connected to
- *                       it. RECEIVER: NULL.
- * @param long_segments  as both sides have agreed.
+ * Returns a cached link, with its connection, or a new link. Creating one takes about 6 ms. Any
+ * thread may call this.
+ * @param peer_id        at a source, the id of the receiver's link; a cached link is used only if
+ *                       it is connected to that link. At a receiver, NULL.
+ * @param long_segments  true if both sides have agreed to use long segments.
  * @return WHERRY_OK; WHERRY_UNSUPPORTED with the reason if UCX is missing or finds no transport;
  * WHERRY_NO_MEMORY; WHERRY_SYSTEM.
  */
 wherry_status wh_ucx_link_take(const uint8_t *peer_id, bool long_segments, wh_ucx_link **link_p, wherry_error *error);
 
 /**
- * Keeps a link for the next transfer if it is clean and connected, and destroys it otherwise. NULL
- * is allowed. Any thread.
+ * Gives a link back. If it is clean and connected, it is cached for the next transfer, otherwise
+ * destroyed. `link` may be NULL. Any thread may call this.
  */
 void wh_ucx_link_give(wh_ucx_link *link);
 
-/** @return false if the user has set the length of UCX's segments in the environment. */
+/** True unless the user has set the size of UCX's TCP segments in the environment. */
 bool wh_ucx_may_use_long_segments(void);
 
 /**
- * Connects to a peer's link, and disconnects from another one first. Does nothing if it is
- * connected to that one already. Does not wait: if the peer cannot be reached, `lost` is set later.
- * @return WHERRY_OK; WHERRY_UNSUPPORTED if UCX has no transport to it.
+ * Connects a link to a peer's link. Does nothing if the two are already connected. If the link is
+ * connected to another link, disconnects first. Does not wait for the peer: if the peer cannot be
+ * reached, link->lost is set later.
+ * @return WHERRY_OK; WHERRY_UNSUPPORTED if UCX has no transport to the peer.
  */
 wherry_status wh_ucx_link_connect(wh_ucx_link *link, const uint8_t id[WH_UCX_ID_BYTES], const void *address,
                                   int32_t rank, wherry_error *error);
 
 /**
  * Closes the connection at once. Data that has not moved is lost. Does not wait for the peer, but
- * for UCX to clean up, about a second at most.
+ * may wait for about a second until UCX has cleaned up.
  */
 void wh_ucx_link_disconnect(wh_ucx_link *link);
 
@@ -116,23 +123,24 @@ void wh_ucx_link_disconnect(wh_ucx_link *link);
 void wh_ucx_link_greet(wh_ucx_link *link, wh_ucx_kind kind, const uint8_t token[WH_UCX_TOKEN_BYTES]);
 
 /**
- * Sends a header and data. Both stay the caller's, unchanged, until the operation is done. With
- * `rendezvous`, the data moves when the receiver asks for it.
+ * Sends a header and data. The caller must not free or change either until the operation is done.
+ * With `rendezvous`, the data moves only when the receiver calls wh_ucx_receive.
  */
 void wh_ucx_send(wh_ucx_link *link, wh_ucx_operation *operation, const uint8_t header[WH_UCX_HEADER_BYTES],
                  const void *data, size_t size, bool rendezvous);
 
-/** Fetches the data of a message that came with `rendezvous`. */
+/** Fetches the data of a message that was sent with `rendezvous`. */
 void wh_ucx_receive(wh_ucx_link *link, wh_ucx_operation *operation, void *data, void *to, size_t size);
 
 /**
- * Lets UCX work. If it has nothing to do, waits for it or for the stop, a few milliseconds at most.
+ * Lets UCX work. If UCX had nothing to do in the last few calls, waits at most WH_UCX_WAIT_MS for
+ * work or for a stop request.
  */
 void wh_ucx_link_progress(wh_ucx_link *link, const wh_stop *stop);
 
 /**
- * The transports to a peer that has answered, "tcp/lo, cma/memory"; "" if UCX does not tell. The
- * link's, until it disconnects.
+ * Returns the transports to a peer that has answered, such as "tcp/lo, cma/memory"; "" if UCX does
+ * not report them. The text is valid until the link disconnects.
  */
 const char *wh_ucx_link_transports(wh_ucx_link *link);
 

@@ -1,6 +1,6 @@
 /*
- * The part of the lane `ucx` that needs no UCX: its wire format, and the lane of a build without
- * UCX.
+ * The part of the ucx lane that needs no UCX: its wire format, and a lane that is always refused,
+ * for builds without UCX.
  */
 #include "lane/ucx/ucx_wire.h"
 
@@ -26,7 +26,7 @@ void wh_ucx_header_write(uint8_t bytes[WH_UCX_HEADER_BYTES], const uint8_t token
     wh_store_be64(bytes + CHUNK_AT, header->chunk);
     wh_store_be64(bytes + BYTES_AT, header->bytes);
     wh_store_be64(bytes + OFFSET_AT, header->offset);
-    memcpy(bytes + DIGEST_AT, header->digest.bytes, WH_DIGEST_BYTES);
+    memcpy(bytes + DIGEST_AT, header->digest.bytes, WHERRY_DIGEST_BYTES);
 }
 
 const char *wh_ucx_header_read(const void *bytes, size_t size, const uint8_t token[WH_UCX_TOKEN_BYTES],
@@ -40,7 +40,7 @@ const char *wh_ucx_header_read(const void *bytes, size_t size, const uint8_t tok
         return "a message of an unknown kind";
     }
     if (at[1] & ~WH_UCX_DIGEST || memcmp(at + 2, zeros, sizeof(zeros)) != 0) {
-        return "a header with unknown bits";
+        return "a header with unknown flags or nonzero padding";
     }
     *header_p = (wh_ucx_header){
         .kind = (wh_ucx_kind)at[0],
@@ -49,14 +49,14 @@ const char *wh_ucx_header_read(const void *bytes, size_t size, const uint8_t tok
         .bytes = wh_load_be64(at + BYTES_AT),
         .offset = wh_load_be64(at + OFFSET_AT),
     };
-    memcpy(header_p->digest.bytes, at + DIGEST_AT, WH_DIGEST_BYTES);
+    memcpy(header_p->digest.bytes, at + DIGEST_AT, WHERRY_DIGEST_BYTES);
     return NULL;
 }
 
 const char *wh_ucx_piece_check(const wh_ucx_header *header, uint64_t length, uint64_t come, uint64_t bytes,
                                bool verify) {
     if (header->bytes != bytes) {
-        return "a wrong length of a chunk";
+        return "a piece with a wrong chunk length";
     }
     if (header->offset != come || come >= bytes) {
         return "a piece out of order";
@@ -65,7 +65,7 @@ const char *wh_ucx_piece_check(const wh_ucx_header *header, uint64_t length, uin
         return "a piece that is empty or too long";
     }
     if (verify && length == bytes - come && !(header->flags & WH_UCX_DIGEST)) {
-        return "a chunk without its digest";
+        return "a chunk without a digest";
     }
     return NULL;
 }
@@ -79,7 +79,7 @@ void wh_ucx_offer_write(const wh_ucx_offer *offer, wh_string *bytes) {
 }
 
 static wherry_status fail_version(int32_t peer, wherry_error *error) {
-    return wh_fail(error, WHERRY_BAD_VERSION, "rank %d uses another version of the ucx lane", (int)peer);
+    return wh_fail(error, WHERRY_BAD_VERSION, "rank %d has a different version of the ucx lane", (int)peer);
 }
 
 wherry_status wh_ucx_offer_read(const void *bytes, size_t size, int32_t peer, wh_ucx_offer *offer_p,
@@ -89,7 +89,7 @@ wherry_status wh_ucx_offer_read(const void *bytes, size_t size, int32_t peer, wh
         return fail_version(peer, error);
     }
     if (size != WH_UCX_OFFER_BYTES || at[1] < 1 || at[1] > WH_UCX_WORKERS_MAX || at[2] > 1) {
-        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed offer for the ucx lane", (int)peer);
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed ucx offer", (int)peer);
     }
     *offer_p = (wh_ucx_offer){.workers = at[1], .long_segments = at[2]};
     return WHERRY_OK;
@@ -97,8 +97,8 @@ wherry_status wh_ucx_offer_read(const void *bytes, size_t size, int32_t peer, wh
 
 /* ---- requests ---- */
 
-/** @return false if out of memory. */
-static bool compute_digest(const void *bytes, size_t size, wh_digest *digest_p) {
+/** Computes the digest of a request. @return false if out of memory. */
+static bool compute_digest(const void *bytes, size_t size, wherry_digest *digest_p) {
     wh_digester *digester = wh_digester_create();
     if (digester) {
         *digest_p = wh_digest_of(digester, &(struct iovec){(void *)bytes, size}, 1);
@@ -108,7 +108,7 @@ static bool compute_digest(const void *bytes, size_t size, wh_digest *digest_p) 
 }
 
 uint32_t wh_ucx_request_write(const wh_ucx_request *request, wh_string *bytes) {
-    size_t size = REQUEST_HEAD + WH_DIGEST_BYTES;
+    size_t size = REQUEST_HEAD + WHERRY_DIGEST_BYTES;
     size_t begin = bytes->size;
     uint32_t workers = 0;
     while (workers < request->workers && size + WORKER_HEAD + request->addresses[workers].size <= WH_LANE_OFFER_MAX) {
@@ -122,13 +122,13 @@ uint32_t wh_ucx_request_write(const wh_ucx_request *request, wh_string *bytes) {
         wh_string_append(bytes, (const char *)request->addresses[i].id, WH_UCX_ID_BYTES);
         wh_append_sized(bytes, request->addresses[i].bytes, request->addresses[i].size, 2);
     }
-    wh_digest digest = {0};
+    wherry_digest digest = {0};
     bytes->failed = bytes->failed || !compute_digest(bytes->bytes + begin, bytes->size - begin, &digest);
-    wh_string_append(bytes, (const char *)digest.bytes, WH_DIGEST_BYTES);
+    wh_string_append(bytes, (const char *)digest.bytes, WHERRY_DIGEST_BYTES);
     return bytes->failed ? 0 : workers;
 }
 
-/** Reads what is between the token and the digest. */
+/** Reads the fields between the token and the digest. */
 static bool read_workers(wh_cursor *cursor, wh_ucx_request *request) {
     request->workers = (uint32_t)wh_cursor_number(cursor, 1);
     uint64_t long_segments = wh_cursor_number(cursor, 1);
@@ -149,28 +149,28 @@ wherry_status wh_ucx_request_read(const void *bytes, size_t size, int32_t peer, 
     if (size > REQUEST_HEAD && at[0] != WH_UCX_VERSION) {
         return fail_version(peer, error);
     }
-    if (size >= REQUEST_HEAD + WH_DIGEST_BYTES && size <= WH_LANE_OFFER_MAX) {
-        size_t summed = size - WH_DIGEST_BYTES;
+    if (size >= REQUEST_HEAD + WHERRY_DIGEST_BYTES && size <= WH_LANE_OFFER_MAX) {
+        size_t summed = size - WHERRY_DIGEST_BYTES;
         wh_cursor cursor = wh_cursor_over(at + WORKERS_AT, summed - WORKERS_AT);
         wh_ucx_request request = {0};
-        wh_digest digest;
+        wherry_digest digest;
         if (!compute_digest(at, summed, &digest)) {
             return wh_fail_memory(error, "a digest");
         }
         memcpy(request.token, at + 1, WH_UCX_TOKEN_BYTES);
-        if (memcmp(digest.bytes, at + summed, WH_DIGEST_BYTES) == 0 && read_workers(&cursor, &request)) {
+        if (memcmp(digest.bytes, at + summed, WHERRY_DIGEST_BYTES) == 0 && read_workers(&cursor, &request)) {
             *request_p = request;
             return WHERRY_OK;
         }
     }
-    return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed request for the ucx lane", (int)peer);
+    return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed ucx request", (int)peer);
 }
 
 /* ---- a build without UCX ---- */
 
 static wherry_status fail_absent(wherry_error *error) {
     return wh_fail(error, WHERRY_UNSUPPORTED,
-                   "this libwherry was built without UCX: install its headers (libucx-dev, ucx-devel) and rebuild");
+                   "this libwherry was built without UCX: install UCX's headers (libucx-dev, ucx-devel) and rebuild");
 }
 
 static wherry_status absent_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
@@ -192,7 +192,7 @@ static wherry_status absent_accept(const wh_lane_site *site, const void *request
 }
 
 static void absent_close(wh_lane_end *end) {
-    (void)end; /* always NULL */
+    (void)end; /* always NULL, because no end is ever created */
 }
 
 const wh_lane_ops wh_lane_ucx_absent = {

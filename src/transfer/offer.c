@@ -1,0 +1,313 @@
+#include "transfer/offer.h"
+
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+#include "base/error.h"
+#include "manifest/manifest.h"
+#include "memory/cuda.h"
+#include "memory/memory.h"
+#include "state/path.h"
+#include "state/prepare.h"
+#include "state/tensor.h"
+#include "state/value.h"
+
+/** Room in an OFFER message for everything except manifest and addresses; more than it needs. */
+enum { OFFER_REST_BYTES = 2 << 20 };
+
+/**
+ * Each mapping of device memory takes a file descriptor while it is offered. All offers together
+ * use at most this part (a third) of the descriptors that the process may have.
+ */
+enum { DESCRIPTORS_SHARE = 3 };
+
+/* ---- preparing ---- */
+
+static bool is_readable(const wherry_storage *storage) {
+    wherry_device device = wherry_storage_device(storage);
+    return wh_memory_of(device.kind) && (device.kind != WHERRY_DEVICE_CUDA || device.index >= 0);
+}
+
+/** Stops at the first tensor that cannot be read, and fills the error. */
+static bool check_leaf(void *context, wherry_value *leaf) {
+    wherry_error *error = context;
+    for (size_t i = 0; i < wh_value_tensor_count(leaf); i++) {
+        const wherry_storage *storage = wh_value_tensor_at(leaf, i)->as.tensor->storage;
+        char device[WHERRY_DEVICE_TEXT_MAX];
+        if (!is_readable(storage)) {
+            wh_fail(error, WHERRY_UNSUPPORTED, "a tensor of the state is on %s, which cannot be read here",
+                    wherry_device_text(wherry_storage_device(storage), device));
+        } else if (wh_storage_is_bare(storage)) {
+            wh_fail(error, WHERRY_INVALID_ARGUMENT, "a tensor of the state has no memory");
+        } else {
+            continue;
+        }
+        wh_fail_value(error, leaf);
+        return false;
+    }
+    return true;
+}
+
+/** Checks that all storages can be read; looks for the tensor only if one cannot. */
+static wherry_status check_memory(const wh_offer *offer, const wherry_value *state, wherry_error *error) {
+    bool all = true;
+    const wh_storage_traits *traits = &offer->prepared->traits;
+    for (size_t i = 0; i < offer->summary.storages && all && (traits->devices || traits->bare); i++) {
+        const wherry_storage *storage = offer->prepared->storages[i];
+        all = is_readable(storage) && !wh_storage_is_bare(storage);
+    }
+    wherry_error found;
+    if (all || wh_visit_tensor_leaves(state, check_leaf, &found)) {
+        return WHERRY_OK;
+    }
+    if (error) {
+        *error = found;
+    }
+    return found.status;
+}
+
+static void free_manifest(wh_offer *offer) {
+    wherry_free(offer->manifest);
+    offer->manifest = NULL;
+    offer->manifest_size = 0;
+}
+
+/** Fills everything up to the manifest. */
+static wherry_status prepare(wh_offer *offer, const wherry_value *state, int64_t rank, bool exact,
+                             wherry_error *error) {
+    wherry_prepare_options options;
+    wherry_prepare_options_init(&options);
+    options.rank = rank;
+    options.max_gap = exact ? 0 : options.max_gap;
+    WH_TRY(wh_manifest_prepare(state, &options, &offer->prepared, &offer->manifest, &offer->manifest_size, error));
+    wherry_prepared_summarize(offer->prepared, &offer->summary);
+    offer->devices = offer->prepared->traits.cuda;
+    WH_TRY(check_memory(offer, state, error));
+    return wh_manifest_fingerprint(offer->prepared, offer->manifest, offer->manifest_size, &offer->fingerprint)
+               ? WHERRY_OK
+               : wh_fail_memory(error, "the fingerprint of a manifest");
+}
+
+/** Fills addresses and small_pages, and checks that an OFFER message has room for the offer. */
+static wherry_status locate(wh_offer *offer, wherry_error *error) {
+    const wherry_prepared *prepared = offer->prepared;
+    offer->small_pages = wh_storages_on_small_pages(prepared->storages, offer->summary.storages, &prepared->traits);
+    for (size_t i = 0; i < offer->summary.storages; i++) {
+        wh_append_number(&offer->addresses, (uintptr_t)prepared->storage_fields[i].memory, 8);
+    }
+    if (offer->addresses.failed) {
+        return wh_fail_memory(error, "a checkpoint's addresses");
+    }
+    return offer->manifest_size + offer->addresses.size <= WH_MESSAGE_MAX - OFFER_REST_BYTES
+               ? WHERRY_OK
+               : wh_fail(error, WHERRY_LIMIT,
+                         "the manifest has %zu bytes for %llu tensors, more than an offer can carry; send the state in "
+                         "parts",
+                         offer->manifest_size, (unsigned long long)offer->summary.tensors);
+}
+
+/* ---- shared device memory ---- */
+
+/** Descriptors of all offers of this process. */
+static atomic_size_t descriptors;
+
+static wherry_status count_descriptor(wherry_error *error) {
+    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    size_t most = limit.rlim_cur == RLIM_INFINITY ? SIZE_MAX : (size_t)(limit.rlim_cur / DESCRIPTORS_SHARE);
+    if (atomic_fetch_add(&descriptors, 1) < most) {
+        return WHERRY_OK;
+    }
+    atomic_fetch_sub(&descriptors, 1);
+    return wh_fail(error, WHERRY_UNSUPPORTED,
+                   "the state lies in more than %zu mappings (expandable segments), each of which takes a file "
+                   "descriptor while it is sent: allow more by ulimit -n",
+                   most);
+}
+
+static void close_descriptor(const wh_cuda_allocation *one) {
+    if (one->fd >= 0) {
+        close(one->fd);
+        atomic_fetch_sub(&descriptors, 1);
+    }
+}
+
+/** The number of allocations that begin at or before an address, by binary search. */
+static size_t count_before(const wh_shared_memory *shared, uint64_t address) {
+    size_t low = 0;
+    size_t high = shared->count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (shared->items[middle].base <= address) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/** Takes over the file descriptor of the allocation, also on failure. */
+static wherry_status insert(wh_shared_memory *shared, size_t *capacity, const wh_cuda_allocation *one,
+                            wherry_error *error) {
+    wherry_status status = one->fd >= 0 ? count_descriptor(error) : WHERRY_OK;
+    if (status != WHERRY_OK) {
+        close(one->fd);
+        return status;
+    }
+    if (!WH_GROW(shared->items, *capacity, shared->count)) {
+        close_descriptor(one);
+        return wh_fail_memory(error, "the allocations of a state");
+    }
+    size_t at = count_before(shared, one->base);
+    memmove(shared->items + at + 1, shared->items + at, (shared->count++ - at) * sizeof(*shared->items));
+    shared->items[at] = *one;
+    return WHERRY_OK;
+}
+
+/** Adds the allocations of a storage: one, or several mappings. */
+static wherry_status add_storage(wh_shared_memory *shared, size_t *capacity, const wherry_storage *storage,
+                                 wherry_error *error) {
+    uint64_t at = (uint64_t)(uintptr_t)wherry_storage_data(storage);
+    uint64_t end = at + wherry_storage_nbytes(storage);
+    wherry_status status = WHERRY_OK;
+    while (at < end && status == WHERRY_OK) {
+        size_t before = count_before(shared, at);
+        const wh_cuda_allocation *known = before ? shared->items + before - 1 : NULL;
+        wh_cuda_allocation found;
+        if (known && at - known->base < known->size) {
+            at = known->base + known->size;
+            continue;
+        }
+        status = wh_cuda_describe((void *)(uintptr_t)at, &found, error);
+        if (status == WHERRY_OK) {
+            status = insert(shared, capacity, &found, error);
+            at = found.base + found.size;
+        }
+    }
+    return status;
+}
+
+static void stop_sharing(wh_shared_memory *shared) {
+    for (size_t i = 0; i < shared->count; i++) {
+        close_descriptor(shared->items + i);
+    }
+    wh_free(shared->items);
+    *shared = (wh_shared_memory){0};
+}
+
+/** Fills offer->shared: the allocations, or the reason why there are none. */
+static void share(wh_offer *offer, bool keeps) {
+    wh_shared_memory *shared = &offer->shared;
+    size_t capacity = 0;
+    wherry_status status = WHERRY_OK;
+    wherry_error error = {.status = WHERRY_OK};
+    shared->keeps = keeps;
+    for (size_t i = 0; i < offer->prepared->storage_count && status == WHERRY_OK; i++) {
+        const wherry_storage *storage = offer->prepared->storages[i];
+        if (wherry_storage_device(storage).kind == WHERRY_DEVICE_CUDA) {
+            status = add_storage(shared, &capacity, storage, &error);
+        }
+    }
+    if (status != WHERRY_OK) {
+        stop_sharing(shared);
+        shared->reason = error;
+    }
+}
+
+/* ---- creating and releasing ---- */
+
+/** @param offer_p  set if there was memory for it, also if preparing it has failed. */
+static wherry_status create_prepared(const wherry_value *state, int64_t rank, bool exact, wh_offer **offer_p,
+                                     wherry_error *error) {
+    wh_offer *offer = wh_alloc_zeroed(1, sizeof(*offer));
+    if (!offer) {
+        return wh_fail_memory(error, "an offer");
+    }
+    atomic_init(&offer->references, 1);
+    *offer_p = offer;
+    return prepare(offer, state, rank, exact, error);
+}
+
+wherry_status wh_offer_create(const wherry_value *state, int64_t rank, bool exact, wh_sharing sharing,
+                              wh_offer **offer_p, wherry_error *error) {
+    wh_offer *offer = NULL;
+    wherry_status status = create_prepared(state, rank, exact, &offer, error);
+    WH_THEN(status, locate(offer, error));
+    if (status != WHERRY_OK) {
+        wh_offer_unref(offer);
+        return status;
+    }
+    if (offer->devices && sharing != WH_SHARE_NOTHING) {
+        share(offer, sharing == WH_SHARE_KEPT_DEVICES);
+    }
+    *offer_p = offer;
+    return WHERRY_OK;
+}
+
+wherry_status wh_offer_create_to_compare(const wherry_value *target, int64_t rank, bool exact, wh_offer **offer_p,
+                                         wherry_error *error) {
+    wh_offer *offer = NULL;
+    wherry_status status = create_prepared(target, rank, exact, &offer, error);
+    if (status != WHERRY_OK) {
+        wh_offer_unref(offer);
+        return status;
+    }
+    free_manifest(offer);
+    *offer_p = offer;
+    return WHERRY_OK;
+}
+
+wh_offer *wh_offer_ref(wh_offer *offer) {
+    atomic_fetch_add_explicit(&offer->references, 1, memory_order_relaxed);
+    return offer;
+}
+
+void wh_offer_unref(wh_offer *offer) {
+    if (!offer || atomic_fetch_sub_explicit(&offer->references, 1, memory_order_acq_rel) > 1) {
+        return;
+    }
+    stop_sharing(&offer->shared);
+    wherry_prepared_destroy(offer->prepared);
+    free_manifest(offer);
+    wh_free(offer->addresses.bytes);
+    wh_free(offer);
+}
+
+/* ---- reading ---- */
+
+typedef struct gathering {
+    const uint8_t *addresses;
+    wh_segments *segments;
+} gathering;
+
+static int gather_piece(void *context, const wh_piece *piece) {
+    const gathering *g = context;
+    uintptr_t at = (uintptr_t)wh_load_be64(g->addresses + 8 * piece->storage) + piece->offset;
+    for (uint64_t i = 0; i < piece->count; i++) {
+        if (!wh_segments_add(g->segments, (char *)at, piece->length)) {
+            return 1;
+        }
+        at += piece->stride;
+    }
+    return 0;
+}
+
+wherry_status wh_origin_gather(const wherry_prepared *prepared, const void *addresses, uint64_t chunk,
+                               wh_segments *segments, wherry_error *error) {
+    gathering g = {addresses, segments};
+    uint64_t begin;
+    uint64_t length;
+    wherry_prepared_chunk(prepared, chunk, &begin, &length);
+    wh_segments_clear(segments);
+    return wh_space_visit(&prepared->space, begin, begin + length, gather_piece, &g)
+               ? wh_fail_memory(error, "a chunk's segments")
+               : WHERRY_OK;
+}
+
+wherry_status wh_offer_gather(const wh_offer *offer, uint64_t chunk, wh_segments *segments, wherry_error *error) {
+    return wh_origin_gather(offer->prepared, offer->addresses.bytes, chunk, segments, error);
+}

@@ -1,0 +1,291 @@
+#include "transfer/push.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/point.h"
+#include "lane/lane_timing.h"
+#include "state/prepare.h"
+
+/** Digests in one message. */
+enum { DIGESTS_MAX = 4096 };
+
+static void close_nothing(wh_lane_end *end) {
+    (void)end;
+}
+
+const wh_lane_ops wh_lane_digests = {.name = "digests", .traits = WH_LANE_ONE_SIDED, .close = close_nothing};
+
+/* ---- digests that go by message ---- */
+
+static void note_digest(wh_push *push, uint64_t chunk, const wherry_digest *digest) {
+    pthread_mutex_lock(&push->lock);
+    push->digests[chunk] = *digest;
+    size_t request = wh_session_find(&push->session, chunk, push->told);
+    while (request != SIZE_MAX && request < push->left_count && !push->left[request]) {
+        request = wh_session_find(&push->session, chunk, request + 1);
+    }
+    bool complete = request != SIZE_MAX && request < push->left_count && --push->left[request] == 0;
+    pthread_mutex_unlock(&push->lock);
+    if (complete) {
+        wh_inbox_wake(push->session.inbox);
+    }
+}
+
+/** Digests a chunk that is about to be sent, for a lane that does not. */
+static wherry_status digest_gathered(wh_push *push, uint64_t chunk, const wh_segments *segments, wherry_error *error) {
+    wh_digester *digester = wh_digester_create();
+    WH_TRY(wh_check_memory(digester, error, "a digest"));
+    wherry_digest digest = wh_digest_of(digester, segments->items, segments->count);
+    wh_digester_destroy(digester);
+    note_digest(push, chunk, &digest);
+    return WHERRY_OK;
+}
+
+/** A worker that only computes digests, for a receiver that reads the memory itself. */
+static wherry_status digest_all(void *context, uint32_t worker, wherry_error *error) {
+    wh_push *push = context;
+    (void)worker;
+    wh_segments segments = {0};
+    wh_digester *digester = wh_digester_create();
+    wherry_status status = wh_check_memory(digester, error, "a digest");
+    wh_more more = WH_MORE_NOW;
+    while (status == WHERRY_OK && more != WH_MORE_NEVER) {
+        uint64_t chunk;
+        while (status == WHERRY_OK && wh_session_next(&push->session, &chunk)) {
+            status = wh_offer_gather(push->offer, chunk, &segments, error);
+            if (status == WHERRY_OK) {
+                wherry_digest digest = wh_digest_of(digester, segments.items, segments.count);
+                atomic_fetch_add_explicit(&push->digested, segments.bytes, memory_order_relaxed);
+                note_digest(push, chunk, &digest);
+            }
+        }
+        more = wh_session_more(&push->session, WH_STOP_LOOK_MS);
+    }
+    wh_segments_destroy(&segments);
+    wh_digester_destroy(digester);
+    return status;
+}
+
+wherry_status wh_push_tell_digests(wh_push *push, wh_tell_digests_fn tell, void *context, wherry_error *error) {
+    if (!wh_session_is_open(&push->session) || !push->digests) {
+        return WHERRY_OK;
+    }
+    wherry_status status = WHERRY_OK;
+    for (;;) {
+        pthread_mutex_lock(&push->lock);
+        bool complete = push->told < push->left_count && push->left[push->told] == 0;
+        pthread_mutex_unlock(&push->lock);
+        if (!complete || status != WHERRY_OK) {
+            return status;
+        }
+        /* Only this thread appends requests, so it may read them without the lock. */
+        const wh_chunk_set *request = push->session.queue.requests + push->told;
+        for (size_t i = 0; i < request->count && status == WHERRY_OK; i++) {
+            const wherry_interval *interval = request->intervals + i;
+            for (uint64_t done = 0; done < interval->count && status == WHERRY_OK; done += DIGESTS_MAX) {
+                uint64_t first = interval->first + done;
+                status =
+                    tell(context, first, push->digests + first, wh_min(DIGESTS_MAX, interval->count - done), error);
+            }
+        }
+        pthread_mutex_lock(&push->lock);
+        push->told++;
+        pthread_mutex_unlock(&push->lock);
+    }
+}
+
+/* ---- the feed ---- */
+
+static bool feed_next(void *context, uint64_t *chunk_p) {
+    wh_push *push = context;
+    if (wh_deadline_passed(push->session.site.deadline)) {
+        wh_stop_request(&push->session.stop); /* so that nobody takes this for the end */
+        return false;
+    }
+    return wh_session_next(&push->session, chunk_p);
+}
+
+static wh_more feed_more(void *context, uint32_t wait_ms) {
+    return wh_session_more(&((wh_push *)context)->session, wait_ms);
+}
+
+static wherry_status feed_gather(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
+    wh_push *push = context;
+    wh_point("source gathers a chunk");
+    WH_TRY(wh_fetch_exists(&push->fetch) ? wh_fetch_gather(&push->fetch, chunk, segments, error)
+                                         : wh_offer_gather(push->offer, chunk, segments, error));
+    return push->digests ? digest_gathered(push, chunk, segments, error) : WHERRY_OK;
+}
+
+static void feed_moved(void *context, uint64_t bytes) {
+    atomic_fetch_add_explicit(&((wh_push *)context)->session.moved, bytes, memory_order_relaxed);
+}
+
+static uint64_t feed_continues(void *context, uint64_t chunk) {
+    return wh_prepared_chunk_continues(((wh_push *)context)->offer->prepared, chunk);
+}
+
+static void feed_done(void *context, uint64_t chunk) {
+    wh_push *push = context;
+    if (wh_fetch_exists(&push->fetch)) {
+        wh_fetch_done(&push->fetch, chunk);
+    }
+}
+
+static wh_feed feed_of(wh_push *push) {
+    return (wh_feed){.context = push,
+                     .verify = push->verify,
+                     .next = feed_next,
+                     .more = feed_more,
+                     .gather = feed_gather,
+                     .moved = feed_moved,
+                     .continues = feed_continues,
+                     .done = feed_done};
+}
+
+static wherry_status push_all(void *context, uint32_t worker, wherry_error *error) {
+    wh_push *push = context;
+    wh_feed feed = feed_of(push);
+    const wh_lane_ops *lane = push->session.lane;
+    wherry_status status = WHERRY_OK;
+    bool done = false;
+    if (lane->push) {
+        return lane->push(push->session.end, worker, &feed, error);
+    }
+    while (status == WHERRY_OK && !done) {
+        status = lane->push_some(push->session.end, &feed, WH_BLOCKS_WAIT_MS, &done, error);
+    }
+    return status;
+}
+
+void wh_push_step(wh_push *push, uint32_t wait_ms) {
+    wh_feed feed = feed_of(push);
+    wherry_error error;
+    bool done = false;
+    wherry_status status = push->session.lane->push_some(push->session.end, &feed, wait_ms, &done, &error);
+    wh_session_note_step(&push->session, done, status, &error);
+}
+
+/* ---- the session ---- */
+
+wherry_status wh_push_prepare(wh_push *push, const wh_offer *offer, const wh_lane_ops *lane, const wh_lane_site *site,
+                              wh_inbox *inbox, bool verify, wherry_error *error) {
+    *push = (wh_push){.offer = offer, .verify = verify};
+    WH_TRY(wh_session_prepare(&push->session, lane, site, inbox, error));
+    pthread_mutex_init(&push->lock, NULL);
+    return WHERRY_OK;
+}
+
+/** Checks that all chunks of a session are in host memory, or all in device memory. */
+static wherry_status check_device(wh_push *push, const wherry_interval *intervals, size_t count, wherry_error *error) {
+    const wherry_prepared *prepared = push->offer->prepared;
+    const wherry_interval *last = intervals + count - 1;
+    bool first_on = wh_prepared_chunk_on_device(prepared, intervals->first);
+    bool last_on = wh_prepared_chunk_on_device(prepared, last->first + last->count - 1);
+    push->on_device = push->left_count ? push->on_device : first_on;
+    return first_on == last_on && first_on == push->on_device
+               ? WHERRY_OK
+               : wh_fail(error, WHERRY_MALFORMED, "rank %d asks for host memory and device memory at once",
+                         (int)push->session.site.peer);
+}
+
+wherry_status wh_push_request(wh_push *push, wh_bytes bytes, bool last, uint64_t *chunks_p, wherry_error *error) {
+    wherry_interval *intervals;
+    size_t count;
+    uint64_t chunks = 0;
+    WH_TRY(wh_intervals_decode(bytes, push->offer->summary.chunks, &intervals, &count, error));
+    wherry_status status = WHERRY_OK;
+    if (push->session.queue.last || (!count && (!last || !push->left_count))) {
+        status = wh_fail(error, WHERRY_MALFORMED, "rank %d requests %s", (int)push->session.site.peer,
+                         count ? "chunks after the last request" : "no chunk");
+    }
+    if (status == WHERRY_OK && count) {
+        status = check_device(push, intervals, count, error);
+    }
+    for (size_t i = 0; i < count; i++) {
+        chunks += intervals[i].count;
+    }
+    if (status == WHERRY_OK && count) {
+        pthread_mutex_lock(&push->lock);
+        bool ok = WH_GROW(push->left, push->left_capacity, push->left_count);
+        if (ok) {
+            push->left[push->left_count++] = chunks;
+        }
+        pthread_mutex_unlock(&push->lock);
+        ok = ok && (!wh_fetch_exists(&push->fetch) || wh_fetch_add(&push->fetch, intervals, count));
+        status = ok ? WHERRY_OK : wh_fail_memory(error, "a request");
+    }
+    if (status == WHERRY_OK && !wh_session_request(&push->session, intervals, count, last)) {
+        status = wh_fail_memory(error, "a request");
+    }
+    wh_free(intervals);
+    *chunks_p = chunks;
+    return status;
+}
+
+/** Chunks on a device go through host memory, unless the lane moves device memory itself. */
+static wherry_status prepare_fetch(wh_push *push, wherry_error *error) {
+    const wh_session *session = &push->session;
+    uint32_t traits = session->lane->traits;
+    bool moves_device = traits & WH_LANE_DEVICE;
+    if (moves_device != push->on_device && (moves_device || !(traits & WH_LANE_STAGES))) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d asks for %s memory over the lane %s, which cannot move it",
+                       (int)session->site.peer, moves_device ? "host" : "device", session->lane->name);
+    }
+    if (moves_device && push->verify) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d wants digests over the lane %s, which has none",
+                       (int)session->site.peer, session->lane->name);
+    }
+    if (moves_device || !push->on_device) {
+        return WHERRY_OK;
+    }
+    const wh_chunk_set *request = session->queue.requests;
+    wh_fetch_init(&push->fetch, push->offer, session->end ? session->end->workers : 1, &session->stop,
+                  session->site.deadline);
+    for (size_t i = 0; i < session->queue.count; i++, request++) {
+        if (!wh_fetch_add(&push->fetch, request->intervals, request->count)) {
+            return wh_fail_memory(error, "fetching from a device");
+        }
+    }
+    return WHERRY_OK;
+}
+
+wherry_status wh_push_start(wh_push *push, uint32_t *workers_p, wherry_error *error) {
+    wh_session *session = &push->session;
+    bool one_sided = session->lane->traits & WH_LANE_ONE_SIDED;
+    bool digests = push->verify && !(session->lane->traits & WH_LANE_DIGESTS);
+    *workers_p = 0;
+    WH_TRY(prepare_fetch(push, error));
+    if (one_sided && !digests) {
+        return WHERRY_OK;
+    }
+    if (digests) {
+        push->digests = wh_alloc_array(push->offer->summary.chunks, sizeof(*push->digests));
+        WH_TRY(wh_check_memory(push->digests, error, "digests"));
+    }
+    if (!one_sided && wh_lane_runs_in_caller(session->lane, session->site.group)) {
+        *workers_p = 1;
+        session->in_caller = true;
+        return WHERRY_OK;
+    }
+    uint64_t workers = one_sided ? wh_min(session->site.threads, push->left[0]) : session->end->workers;
+    *workers_p = (uint32_t)wh_min(workers, WH_WORKERS_MAX);
+    return wh_session_start(session, *workers_p, one_sided ? digest_all : push_all, push, error);
+}
+
+bool wh_push_has_ended(wh_push *push) {
+    return wh_session_has_ended(&push->session) && wh_push_has_told(push);
+}
+
+void wh_push_close(wh_push *push) {
+    if (!wh_session_is_open(&push->session)) {
+        return;
+    }
+    wh_session_close(&push->session);
+    wh_fetch_destroy(&push->fetch);
+    wh_free(push->digests);
+    wh_free(push->left);
+    pthread_mutex_destroy(&push->lock);
+    *push = (wh_push){.session.stop.event = -1};
+}

@@ -1,0 +1,142 @@
+/**
+ * @file recv_source.h  At a receiver: the conversation with one source, the choice of its lane, and
+ * its session.
+ *
+ *     ABSENT --ask--> ASKED --OFFER--> OFFERED --a worker failed--> BROKEN --> GONE
+ *                        |                |                                     ^
+ *                        '----------------'------ lost, revoked, gave up -------'
+ *
+ *     ABSENT -> ASKED:   wh_source_ask
+ *     ASKED -> OFFERED:  take_offer
+ *     OFFERED -> BROKEN: break_source
+ *     BROKEN -> GONE:    wh_source_look, after a moment
+ *     any -> GONE:       wh_source_fail
+ *     GONE -> ABSENT:    look_for_return, if the rank is back
+ *
+ * 1. While OFFERED, the source has promised not to change its state (the lease). A session can be
+ *    opened and closed any number of times.
+ * 2. BROKEN: the lane failed; for a moment, the source or the group may tell a better reason.
+ * 3. A source that is GONE has a reason (failure). Its session is stopped; its workers may still
+ *    run until wh_source_look has closed it. Only then its chunks can be assigned to others.
+ * 4. Every error of a source stays with the source. Functions return an error only if the whole
+ *    receive must end: cancel, deadline, a closed group, no memory, no threads.
+ *
+ * For the thread inside the call.
+ */
+#ifndef WH_TRANSFER_RECV_SOURCE_H
+#define WH_TRANSFER_RECV_SOURCE_H
+
+#include "transfer/call.h"
+#include "transfer/chunks.h"
+
+struct wh_recv;
+struct wh_comparing;
+
+typedef enum wh_source_state {
+    WH_SOURCE_ABSENT,
+    WH_SOURCE_ASKED,
+    WH_SOURCE_OFFERED,
+    WH_SOURCE_BROKEN,
+    WH_SOURCE_GONE,
+} wh_source_state;
+
+typedef struct wh_recv_source {
+    struct wh_recv *recv;
+    int32_t rank;
+    uint8_t number; /**< Index in recv->sources. */
+    wh_source_state state;
+    uint64_t incarnation;     /**< That the question went to; 0: not known. */
+    wh_message offer_message; /**< The OFFER, which `offer` borrows from. */
+    wh_note offer;
+    wh_pull pull;            /**< Its session; closed if nothing is requested. */
+    const wh_lane_ops *lane; /**< The lane of the last session; NULL: none. */
+    size_t next_lane;        /**< Which lane of the call to try next. */
+    uint32_t sessions;       /**< PLAN messages so far. */
+    /** Chunks that were requested and are not complete, in the order of the requests. */
+    uint64_t *outstanding;
+    size_t outstanding_count;
+    size_t outstanding_capacity;
+    uint32_t damaged; /**< How often chunks of this source came damaged. */
+    bool recalled;    /**< The session is stopped because others are faster. */
+    /** When all chunks of the open session had come; 0: they have not. */
+    uint64_t idle_since;
+    bool opening;       /**< This thread probes a lane. */
+    bool slow;          /**< It did not open a lane soon, and there are others. */
+    uint8_t slow_times; /**< How often. */
+    bool told;          /**< It knows that this side has ended, or need not know. */
+    /** The last of RELEASED, CONFIRMED, ASSISTED, REFUSE_LANE; 0: none. */
+    wh_message_type answer;
+    wherry_error reason;  /**< What the answer said; status WHERRY_OK: yes. */
+    wherry_error failure; /**< Why it is BROKEN or GONE. */
+    /** When it became BROKEN, or was asked to open a lane or to confirm. */
+    uint64_t since;
+    wh_liveness heard;              /**< When it last got on. */
+    int scheduled;                  /**< Its number in the schedule; -1: it is not there. */
+    uint64_t reported;              /**< Bytes that the schedule knows of. */
+    struct wh_comparing *comparing; /**< Digests that it was asked for; NULL: none. */
+} wh_recv_source;
+
+/**
+ * Sends the question. With one source, waits until it has joined; with several, a source that is
+ * absent stays ABSENT.
+ * @return see invariant 4.
+ */
+wherry_status wh_source_ask(wh_recv_source *source, wherry_error *error);
+
+/** Handles a message of the source, or about it. */
+void wh_source_take(wh_recv_source *source, wh_message *message);
+
+/** Sends a message to the source. A failure is a failure of the source. @return see invariant 4. */
+wherry_status wh_source_tell(wh_recv_source *source, const wh_note *note, wherry_error *error);
+
+/**
+ * The source failed. The first reason counts.
+ * @param tell  the source must learn the reason, when its session is closed.
+ */
+void wh_source_fail(wh_recv_source *source, wherry_status status, const wherry_error *error, bool tell);
+
+/** Waits until the source has answered with this type, has refused its lane, or is gone. */
+wherry_status wh_source_await(wh_recv_source *source, wh_message_type type, const char *doing, wherry_error *error);
+
+/**
+ * Requests chunks, which must not be assigned to anybody. Opens a session first if there is none:
+ * tries the lanes, the fastest first. If none works, the source fails. If it is slow to open one,
+ * and others can be used, there is no session afterwards, and the source is `slow`.
+ * @param chunks  ascending; may be none if `last` and a session is open.
+ * @param last    no request follows in this session.
+ * @return see invariant 4.
+ */
+wherry_status wh_source_request(wh_recv_source *source, const uint64_t *chunks, size_t count, bool last,
+                                wherry_error *error);
+
+/**
+ * Looks after the session and the state. Chunks that have landed, or came damaged, leave the
+ * outstanding list, and are reported to the receive.
+ * @return see invariant 4.
+ */
+wherry_status wh_source_look(wh_recv_source *source, wherry_error *error);
+
+/** Gives up a source that makes no progress although it has something to do. */
+void wh_source_check_progress(wh_recv_source *source);
+
+/** Stops the session, because others deliver its chunks sooner. */
+void wh_source_recall(wh_recv_source *source);
+
+/** Bytes that came from this source. */
+uint64_t wh_source_bytes(const wh_recv_source *source);
+
+/** True if the source has a lease and can be asked for chunks. */
+static inline bool wh_source_is_usable(const wh_recv_source *source) {
+    return source->state == WH_SOURCE_OFFERED;
+}
+
+/**
+ * Closes the session and, if the receive has failed, tells the source why.
+ * @param status  the result of the receive.
+ */
+void wh_source_end(wh_recv_source *source, wherry_status status, const wherry_error *error);
+
+/** Frees everything. */
+void wh_source_destroy(wh_recv_source *source);
+
+#endif

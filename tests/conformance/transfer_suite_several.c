@@ -1,0 +1,357 @@
+/* Receiving from several sources: ranks 0 and 1 send to rank 2. */
+#include <string.h>
+#include <unistd.h>
+
+#include "conformance/transfer_suite.h"
+#include "conformance/transfer_world.h"
+#include "support/asleep.h"
+
+enum { STEP = 5, PROMPT_MS = 3000 };
+
+static wherry_error error;
+
+/** The sends of both sources, and the receive. */
+typedef struct trio {
+    ferry_world world;
+    wherry_value *states[2];
+    ferry_call sends[2];
+    ferry_call receive;
+} trio;
+
+static void trio_open(trio *t, uint8_t first_seed, uint8_t second_seed) {
+    t->world = ferry_open();
+    t->states[0] = ferry_large_state(first_seed);
+    t->states[1] = ferry_large_state(second_seed);
+    for (int32_t i = 0; i < 2; i++) {
+        t->sends[i] = ferry_send(&t->world, i, 2, t->states[i]);
+        t->sends[i].options.step = STEP;
+    }
+    t->receive = ferry_receive_from_two(&t->world);
+}
+
+static void trio_run(trio *t) {
+    ferry_start(t->sends);
+    ferry_start(t->sends + 1);
+    wh_await_asleep(getpid()); /* both are inside their sends, and answer at once */
+    ferry_start(&t->receive);
+    ferry_join(&t->receive);
+    ferry_join(t->sends);
+    ferry_join(t->sends + 1);
+}
+
+static void trio_close(trio *t) {
+    if (t->receive.status == WHERRY_OK && !t->receive.in_target) {
+        wherry_value_destroy(t->receive.received);
+    }
+    wherry_value_destroy(t->states[0]);
+    wherry_value_destroy(t->states[1]);
+    ferry_close(&t->world);
+}
+
+static uint64_t chunks_of(const ferry_call *call) {
+    return call->stats.sources[0].chunks + call->stats.sources[1].chunks;
+}
+
+static void expect_received(const trio *t, const wherry_value *state) {
+    ferry_expect_ok(&t->receive);
+    must(wherry_value_compare(state, t->receive.received, WHERRY_COMPARE_ALL, &error));
+}
+
+static void test_two_sources_send_one_state(void **state) {
+    (void)state;
+    for (int verify = WHERRY_VERIFY_DEFAULT; verify <= WHERRY_VERIFY_ALL; verify++) {
+        trio t;
+        trio_open(&t, 3, 3);
+        t.receive.options.verify = (wherry_verify)verify;
+        bool swapped = verify % 2; /* the order of the ranks does not matter */
+        t.receive.ranks[0] = swapped;
+        t.receive.ranks[1] = !swapped;
+        trio_run(&t);
+        expect_received(&t, t.states[0]);
+        ferry_expect_ok(t.sends);
+        ferry_expect_ok(t.sends + 1);
+        const wherry_stats *stats = &t.receive.stats;
+        assert_int_equal(stats->source_count, 2);
+        assert_true(stats->sources[swapped].rank == 0 && stats->sources[!swapped].rank == 1);
+        assert_true(stats->sources[0].status == WHERRY_OK && stats->sources[1].status == WHERRY_OK);
+        assert_int_equal(stats->sources[0].bytes + stats->sources[1].bytes, stats->bytes_moved);
+        assert_true(stats->bytes_moved >= stats->bytes_wanted);
+        assert_true(chunks_of(&t.receive) > 0);
+        for (int i = 0; i < 2; i++) {
+            bool unused = stats->sources[i == 0 ? swapped : !swapped].bytes == 0;
+            assert_int_equal(t.sends[i].outcomes[0].not_needed, unused && verify != WHERRY_VERIFY_ALL);
+        }
+        trio_close(&t);
+    }
+}
+
+static void test_two_sources_into_a_target(void **state) {
+    (void)state;
+    for (int in_target = 0; in_target < 2; in_target++) {
+        trio t;
+        trio_open(&t, 3, 3);
+        wherry_value *target = ferry_large_state(9);
+        t.receive.options.target = ferry_target;
+        t.receive.options.target_context = target;
+        t.receive.in_target = in_target;
+        trio_run(&t);
+        ferry_expect_ok(&t.receive);
+        must(wherry_value_compare(t.states[0], target, WHERRY_COMPARE_ALL, &error));
+        trio_close(&t);
+        wherry_value_destroy(target);
+    }
+}
+
+static void test_a_source_that_does_not_send_is_left_out(void **state) {
+    (void)state;
+    trio t;
+    trio_open(&t, 3, 3);
+    ferry_start(t.sends);
+    ferry_start(&t.receive);
+    ferry_join(&t.receive);
+    ferry_join(t.sends);
+    expect_received(&t, t.states[0]);
+    assert_int_equal(t.receive.stats.sources[1].bytes, 0);
+    assert_int_equal(t.receive.stats.sources[1].status, WHERRY_TIMED_OUT);
+    /* its send, which comes too late, is not needed, and returns at once */
+    uint64_t begin = wh_clock_now();
+    ferry_start(t.sends + 1);
+    ferry_join(t.sends + 1);
+    ferry_expect_ok(t.sends + 1);
+    assert_int_equal(t.sends[1].outcomes[0].not_needed, 1);
+    assert_true(wh_clock_now() - begin < PROMPT_MS * UINT64_C(1000000));
+    trio_close(&t);
+}
+
+/** A send of another step does not take the answer that was meant for the step before. */
+static void test_a_later_step_is_awaited(void **state) {
+    (void)state;
+    trio t;
+    trio_open(&t, 3, 3);
+    ferry_start(t.sends);
+    ferry_start(&t.receive);
+    ferry_join(&t.receive);
+    ferry_join(t.sends);
+    expect_received(&t, t.states[0]);
+    if (!wh_group_can(t.world.groups[1], WH_GROUP_BACKGROUND)) {
+        /* Rank 1 reads only inside a call, so it would find the question of step 5 first. */
+        trio_close(&t);
+        return;
+    }
+    wherry_value_destroy(t.receive.received);
+    t.sends[1].options.step = STEP + 1;
+    ferry_start(t.sends + 1);
+    t.receive = ferry_receive(&t.world, 2, 1);
+    t.receive.options.step = STEP + 1;
+    ferry_start(&t.receive);
+    ferry_join(&t.receive);
+    ferry_join(t.sends + 1);
+    ferry_expect_ok(t.sends + 1);
+    assert_int_equal(t.sends[1].outcomes[0].not_needed, 0);
+    expect_received(&t, t.states[1]);
+    trio_close(&t);
+}
+
+static void test_all_sources_are_required(void **state) {
+    (void)state;
+    trio t;
+    trio_open(&t, 3, 3);
+    t.receive.options.require = WHERRY_REQUIRE_ALL;
+    t.receive.options.timeout_ms = 300;
+    ferry_start(t.sends);
+    ferry_start(&t.receive);
+    ferry_join(&t.receive);
+    ferry_join(t.sends);
+    assert_int_equal(t.receive.status, WHERRY_TIMED_OUT);
+    assert_int_not_equal(t.sends[0].status, WHERRY_OK);
+    trio_close(&t);
+}
+
+/** @return true if no byte of the target was written. */
+static bool is_untouched(const wherry_value *target, uint8_t seed) {
+    wherry_value *twin = ferry_large_state(seed);
+    bool same = wherry_value_compare(target, twin, WHERRY_COMPARE_ALL, &error) == WHERRY_OK;
+    wherry_value_destroy(twin);
+    return same;
+}
+
+static void test_sources_with_different_steps(void **state) {
+    (void)state;
+    trio t;
+    trio_open(&t, 3, 3);
+    wherry_value *target = ferry_large_state(9);
+    t.receive.options.target = ferry_target;
+    t.receive.options.target_context = target;
+    t.sends[1].options.step = STEP + 1;
+    trio_run(&t);
+    assert_int_equal(t.receive.status, WHERRY_MISMATCH);
+    assert_non_null(strstr(t.receive.error.message, "6"));
+    assert_int_equal(t.receive.error.rank, 1);
+    assert_true(is_untouched(target, 9));
+    trio_close(&t);
+    wherry_value_destroy(target);
+}
+
+static void test_sources_with_different_layouts(void **state) {
+    (void)state;
+    trio t;
+    trio_open(&t, 3, 3);
+    wherry_value_destroy(t.states[1]);
+    t.states[1] = ferry_tensor(100, 1);
+    t.sends[1].state = t.states[1];
+    trio_run(&t);
+    assert_int_equal(t.receive.status, WHERRY_MISMATCH);
+    /* either may be the first to offer */
+    assert_true(strstr(t.receive.error.message, "ranks 0 and 1") || strstr(t.receive.error.message, "ranks 1 and 0"));
+    trio_close(&t);
+}
+
+static wherry_value *with_number(int64_t number) {
+    return build_dict("state", ferry_large_state(3), "number", build_int(number), NULL);
+}
+
+/** Plain values may differ. Those of the lowest rank are used. */
+static void test_sources_with_different_values(void **state) {
+    (void)state;
+    trio t;
+    trio_open(&t, 3, 3);
+    for (int i = 0; i < 2; i++) {
+        wherry_value_destroy(t.states[i]);
+        t.states[i] = with_number(i);
+        t.sends[i].state = t.states[i];
+    }
+    trio_run(&t);
+    expect_received(&t, t.states[0]);
+    trio_close(&t);
+}
+
+/** Same step, same layout, different bytes: only a comparison of the sources finds that. */
+static void test_sources_with_different_bytes(void **state) {
+    (void)state;
+    trio t;
+    trio_open(&t, 3, 4);
+    t.receive.options.verify = WHERRY_VERIFY_ALL;
+    trio_run(&t);
+    assert_int_equal(t.receive.status, WHERRY_MISMATCH);
+    assert_non_null(strstr(t.receive.error.message, "different bytes"));
+    assert_true(t.receive.error.path[0]);
+    trio_close(&t);
+}
+
+static void test_several_sources_need_a_step(void **state) {
+    (void)state;
+    trio t;
+    trio_open(&t, 3, 3);
+    t.receive.options.step = WHERRY_STEP_ANY;
+    ferry_start(&t.receive);
+    ferry_join(&t.receive);
+    assert_int_equal(t.receive.status, WHERRY_INVALID_ARGUMENT);
+    assert_non_null(strstr(t.receive.error.message, "step"));
+    int32_t twice[] = {1, 1};
+    wherry_transfer_options options = ferry_options();
+    options.step = STEP;
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wherry_checkpoint_recv_from(t.world.transports[2], twice, 2, &options, &t.receive.received, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wherry_checkpoint_recv_from(t.world.transports[2], twice, 0, &options, &t.receive.received, &error));
+    trio_close(&t);
+}
+
+/** Requests a cancel of the send that reports progress. */
+static void cancel_at_once(void *context, const wherry_progress *progress) {
+    (void)progress;
+    wherry_cancel_request(context);
+}
+
+/** Either source is cancelled, before or while it sends: the other one delivers everything. */
+static void test_a_source_is_cancelled(void **state) {
+    (void)state;
+    for (int victim = 0; victim < 2; victim++) {
+        for (int midway = 0; midway < 2; midway++) {
+            trio t;
+            wherry_cancel *cancel;
+            must(wherry_cancel_create(&cancel, &error));
+            trio_open(&t, 3, 3);
+            t.sends[victim].options.cancel = cancel;
+            if (midway) {
+                t.sends[victim].options.progress = cancel_at_once;
+                t.sends[victim].options.progress_context = cancel;
+            } else {
+                wherry_cancel_request(cancel);
+            }
+            trio_run(&t);
+            expect_received(&t, t.states[0]);
+            ferry_expect_ok(t.sends + !victim);
+            trio_close(&t);
+            wherry_cancel_destroy(cancel);
+        }
+    }
+}
+
+static void test_both_sources_are_cancelled(void **state) {
+    (void)state;
+    trio t;
+    wherry_cancel *cancel;
+    must(wherry_cancel_create(&cancel, &error));
+    trio_open(&t, 3, 3);
+    t.receive.options.timeout_ms = 500;
+    t.sends[0].options.cancel = t.sends[1].options.cancel = cancel;
+    wherry_cancel_request(cancel);
+    trio_run(&t);
+    assert_int_not_equal(t.receive.status, WHERRY_OK);
+    trio_close(&t);
+    wherry_cancel_destroy(cancel);
+}
+
+/** One of two sources has part of the answer only later. */
+static void test_a_source_comes_late(void **state) {
+    (void)state;
+    trio t;
+    trio_open(&t, 3, 3);
+    ferry_start(&t.receive);
+    ferry_start(t.sends + 1);
+    ferry_start(t.sends);
+    ferry_join(&t.receive);
+    ferry_join(t.sends);
+    ferry_join(t.sends + 1);
+    expect_received(&t, t.states[0]);
+    ferry_expect_ok(t.sends);
+    ferry_expect_ok(t.sends + 1);
+    trio_close(&t);
+}
+
+/** The target has most of the state already. */
+static void test_two_sources_compare_first(void **state) {
+    (void)state;
+    trio t;
+    trio_open(&t, 3, 3);
+    wherry_value *target = ferry_large_state(3);
+    t.receive.options.target = ferry_target;
+    t.receive.options.target_context = target;
+    t.receive.options.flags = WHERRY_RECV_COMPARE;
+    trio_run(&t);
+    ferry_expect_ok(&t.receive);
+    assert_int_equal(t.receive.stats.bytes_moved, 0);
+    assert_true(t.receive.stats.bytes_held > 0);
+    trio_close(&t);
+    wherry_value_destroy(target);
+}
+
+const struct CMUnitTest ferry_several_cases[] = {
+    cmocka_unit_test(test_two_sources_send_one_state),
+    cmocka_unit_test(test_two_sources_into_a_target),
+    cmocka_unit_test(test_a_source_that_does_not_send_is_left_out),
+    cmocka_unit_test(test_a_later_step_is_awaited),
+    cmocka_unit_test(test_all_sources_are_required),
+    cmocka_unit_test(test_sources_with_different_steps),
+    cmocka_unit_test(test_sources_with_different_layouts),
+    cmocka_unit_test(test_sources_with_different_values),
+    cmocka_unit_test(test_sources_with_different_bytes),
+    cmocka_unit_test(test_several_sources_need_a_step),
+    cmocka_unit_test(test_a_source_is_cancelled),
+    cmocka_unit_test(test_both_sources_are_cancelled),
+    cmocka_unit_test(test_a_source_comes_late),
+    cmocka_unit_test(test_two_sources_compare_first),
+};
+
+const size_t ferry_several_case_count = sizeof(ferry_several_cases) / sizeof(*ferry_several_cases);
