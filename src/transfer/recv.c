@@ -36,6 +36,17 @@ static wherry_status must_end(wh_recv *recv, const char *doing, wherry_error *er
     return status == WHERRY_OK ? status : wh_fail_rank(error, recv->sources->rank, status);
 }
 
+/** Passes a message to the source of its rank. */
+static void take(wh_recv *recv, wh_message *message) {
+    for (size_t i = 0; i < recv->source_count; i++) {
+        if (recv->sources[i].rank == message->rank) {
+            wh_source_take(recv->sources + i, message); /* may take the message over */
+            break;
+        }
+    }
+    wh_message_clear(message);
+}
+
 wherry_status wh_recv_pump(wh_recv *recv, wh_deadline deadline, const char *doing, wherry_error *error) {
     wh_message message;
     wherry_error why;
@@ -52,14 +63,15 @@ wherry_status wh_recv_pump(wh_recv *recv, wh_deadline deadline, const char *doin
         }
         return own == WHERRY_OK ? status : own;
     }
-    for (size_t i = 0; i < recv->source_count; i++) {
-        if (recv->sources[i].rank == message.rank) {
-            wh_source_take(recv->sources + i, &message); /* may take the message over */
-            break;
-        }
-    }
-    wh_message_clear(&message);
+    take(recv, &message);
     return WHERRY_OK;
+}
+
+void wh_recv_take_waiting(wh_recv *recv) {
+    wh_message message;
+    while (wh_inbox_poll(recv->inbox, &message)) {
+        take(recv, &message);
+    }
 }
 
 wherry_status wh_recv_check_sources(wh_recv *recv, wherry_error *error) {

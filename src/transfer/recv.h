@@ -61,6 +61,9 @@ typedef struct wh_recv {
  */
 wherry_status wh_recv_pump(wh_recv *recv, wh_deadline deadline, const char *doing, wherry_error *error);
 
+/** Passes messages that have come already to their sources, without waiting for more. */
+void wh_recv_take_waiting(wh_recv *recv);
+
 /** Fails if no source is left, or if one is gone and all are required. */
 wherry_status wh_recv_check_sources(wh_recv *recv, wherry_error *error);
 

@@ -337,9 +337,15 @@ static wherry_status check_lane(const wh_recv_source *source, const wh_lane_ops 
                : WHERRY_OK;
 }
 
-/** The question of the stop while this thread probes. */
+/**
+ * The question of the stop while this thread probes. Offers of other sources are taken meanwhile:
+ * without them, a stopped source would seem to be the only one, and hold up the receive.
+ */
 static bool must_stop_probe(void *context) {
     wh_recv_source *source = context;
+    if (source->recv->source_count > 1) {
+        wh_recv_take_waiting(source->recv);
+    }
     return wh_call_is_cancelled(&source->recv->call) || is_slow(source);
 }
 

@@ -80,7 +80,8 @@ typedef struct scene {
     int32_t victim;
     int signal;
     const char *lane;
-    bool tcp; /**< Without shortcuts, so that all sources are used at once. */
+    bool tcp;         /**< Without shortcuts, so that all sources are used at once. */
+    bool others_late; /**< The other sources send only after the signal. */
     uint32_t dead_after_ms;
     wherry_verify verify;
 } scene;
@@ -100,6 +101,9 @@ static void be_source(job_rank *self) {
     wherry_transfer_options options = options_of(s);
     wherry_error error;
     wherry_outcome outcome;
+    if (s->others_late && self->rank != s->victim) {
+        job_await_signal(self);
+    }
     job_announce(self, SENDING + self->rank);
     wherry_status status =
         wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, &outcome, &error);
@@ -112,9 +116,13 @@ static void be_source(job_rank *self) {
     job_await(self, RECEIVED);
 }
 
-/** Waits until all sources are inside their calls. */
+/** Waits until all sources that are not late are inside their calls. */
 static void await_sources(job_rank *self) {
+    const scene *s = self->scene;
     for (int32_t rank = 0; rank < SOURCES; rank++) {
+        if (s->others_late && rank != s->victim) {
+            continue;
+        }
         job_await(self, SENDING + rank);
         job_await_asleep(self, rank);
     }
@@ -275,6 +283,21 @@ static void test_a_source_is_stopped_over_stream(void **state) {
 static void test_a_source_is_stopped_over_tcp(void **state) {
     (void)state;
     everywhere("stream", SIGSTOP, true, WHERRY_VERIFY_DEFAULT);
+}
+
+/** The first source to offer is stopped before its lane is open. The others offer after that. */
+static void test_the_only_offer_is_of_a_stopped_source(void **state) {
+    (void)state;
+    static const char *const lanes[] = {"cma", "ring", "stream", "stream"};
+    enum { LANES = sizeof(lanes) / sizeof(*lanes) };
+    static const point where = {.name = "receiver has the offer", .count = 1};
+    scene scenes[LANES];
+    for (size_t i = 0; i < LANES; i++) {
+        scenes[i] = basic(&where, USED, SIGSTOP, lanes[i]);
+        scenes[i].others_late = true;
+        scenes[i].tcp = i == LANES - 1;
+    }
+    run(scenes, LANES);
 }
 
 /** What a lost source sent is kept if another one has the same digests. */
@@ -727,6 +750,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_a_source_is_stopped_over_ring),
         cmocka_unit_test(test_a_source_is_stopped_over_stream),
         cmocka_unit_test(test_a_source_is_stopped_over_tcp),
+        cmocka_unit_test(test_the_only_offer_is_of_a_stopped_source),
         cmocka_unit_test(test_a_source_is_lost_with_digests),
         cmocka_unit_test(test_a_receive_fails_if_all_sources_are_killed),
         cmocka_unit_test(test_a_source_stops_before_it_can_vouch_for_a_lost_one),
