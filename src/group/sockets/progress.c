@@ -76,6 +76,15 @@ static bool has_gone(const wh_connection *connection) {
     return poll(&at, 1, 0) == 1;
 }
 
+/**
+ * Whether something has come that nobody has read yet: this process was stopped, or had no
+ * processor.
+ */
+static bool has_unread(const wh_connection *connection) {
+    struct pollfd at = {connection->fd, POLLIN, 0};
+    return poll(&at, 1, 0) == 1;
+}
+
 /** Another connection that messages to a rank can go over. */
 static wh_connection *find_up(const wh_sockets *sockets, int32_t rank, uint64_t incarnation) {
     wh_connection *one = sockets->connections;
@@ -97,6 +106,38 @@ static bool is_for_messages(const wh_sockets *sockets, const wh_connection *conn
            (getsockopt(connection->fd, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && family == AF_UNIX);
 }
 
+/** Notes that a rank cannot be reached; whoever waits on it is told. */
+static void note_failure(wh_sockets *sockets, int32_t rank, uint64_t incarnation, const char *reason) {
+    wh_member *member = sockets->members + rank;
+    if (member->incarnation != incarnation) {
+        return;
+    }
+    wh_log(WHERRY_LOG_DEBUG, "rank %d lost rank %d: %s", (int)sockets->base.rank, (int)rank, reason);
+    member->failures++;
+    member->wanted = false;
+    snprintf(member->reason, sizeof(member->reason), "%.*s", (int)sizeof(member->reason) - 1, reason);
+    wh_mailbox_lose(sockets->base.mailbox, rank, incarnation, reason);
+    pthread_cond_broadcast(&sockets->changed);
+}
+
+/**
+ * The rank has connected again, and the connection that was used for messages is silent: the rank
+ * has given it up, and this side had not noticed yet. The loss is noted now. Noted later, it would
+ * end conversations that have begun over the new connection.
+ */
+static void give_up_silent(wh_sockets *sockets, const wh_connection *fresh) {
+    wh_connection *old = sockets->members[fresh->rank].connection;
+    uint64_t limit = SUSPECT_HEARTBEATS * sockets->options.heartbeat_ms * MS;
+    bool silent = old && !old->doomed && old->incarnation == fresh->incarnation &&
+                  wh_clock_now() - old->heard > limit && !has_unread(old);
+    if (!silent || fresh->dialled) {
+        return;
+    }
+    sockets->members[fresh->rank].connection = NULL;
+    old->doomed = old->mourned = true;
+    note_failure(sockets, fresh->rank, fresh->incarnation, "it was silent, and has connected again");
+}
+
 static bool greeted(void *context, wh_connection *connection, const wh_hello_fields *peer) {
     wh_sockets *sockets = context;
     if ((connection->wanted >= 0 && connection->wanted != connection->rank) ||
@@ -112,6 +153,7 @@ static bool greeted(void *context, wh_connection *connection, const wh_hello_fie
         return true;
     }
     wh_member *member = sockets->members + peer->rank;
+    give_up_silent(sockets, connection);
     wh_mailbox_admit(sockets->base.mailbox, connection->rank, peer->incarnation);
     bool first = !member->connection || member->connection->doomed;
     if (connection->meeting >= 0) {
@@ -137,20 +179,6 @@ static bool take_message(void *context, wh_message *message) {
     wh_log(WHERRY_LOG_ERROR, "rank %d: %s", (int)sockets->base.rank, error.message);
     wh_message_clear(message);
     return false;
-}
-
-/** Notes that a rank cannot be reached; whoever waits on it is told. */
-static void note_failure(wh_sockets *sockets, int32_t rank, uint64_t incarnation, const char *reason) {
-    wh_member *member = sockets->members + rank;
-    if (member->incarnation != incarnation) {
-        return;
-    }
-    wh_log(WHERRY_LOG_DEBUG, "rank %d lost rank %d: %s", (int)sockets->base.rank, (int)rank, reason);
-    member->failures++;
-    member->wanted = false;
-    snprintf(member->reason, sizeof(member->reason), "%.*s", (int)sizeof(member->reason) - 1, reason);
-    wh_mailbox_lose(sockets->base.mailbox, rank, incarnation, reason);
-    pthread_cond_broadcast(&sockets->changed);
 }
 
 /**
@@ -303,15 +331,6 @@ static void serve_wanted(wh_sockets *sockets) {
             connection->wanted = rank;
         }
     }
-}
-
-/**
- * Whether something has come that nobody has read yet: this process was stopped, or had no
- * processor.
- */
-static bool has_unread(const wh_connection *connection) {
-    struct pollfd at = {connection->fd, POLLIN, 0};
-    return poll(&at, 1, 0) == 1;
 }
 
 /** Whether nothing has come over a connection for too long. */
