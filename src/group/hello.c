@@ -346,7 +346,7 @@ static wherry_status on_refuse(wh_hello *hello, const uint8_t *body, size_t size
     if (reason == WH_REFUSAL_NONE || size - 1 > WH_HELLO_TEXT_MAX || !wh_utf8_printable(text, size - 1)) {
         return wh_fail(error, WHERRY_MALFORMED, "the peer sent a malformed REFUSE");
     }
-    hello->refusal = reason <= WH_REFUSAL_OTHER ? (wh_refusal)reason : WH_REFUSAL_OTHER;
+    hello->refusal = reason <= WH_REFUSAL_AHEAD ? (wh_refusal)reason : WH_REFUSAL_OTHER;
     hello->newer = hello->refusal == WH_REFUSAL_STALE ? number_at_end(text, size - 1) : 0;
     return wh_fail(error, WHERRY_REFUSED, "the peer refused this side: %.*s (reason %u)", (int)size - 1, text, reason);
 }

@@ -73,7 +73,8 @@ typedef enum wh_hello_purpose { WH_HELLO_CONTROL = 0, WH_HELLO_DATA = 1 } wh_hel
     X(OWN_RANK, 5, "both sides are the same incarnation of the same rank")                                             \
     X(STALE, 6, "a newer incarnation of that rank has taken its place")                                                \
     X(MALFORMED, 7, "the bytes that arrived do not follow the protocol")                                               \
-    X(OTHER, 8, "the connection is not wanted")
+    X(OTHER, 8, "the connection is not wanted")                                                                        \
+    X(AHEAD, 9, "that incarnation lies more than a day in the future; set the clocks of all hosts")
 
 typedef enum wh_refusal {
 #define WH_X(name, value, text) WH_REFUSAL_##name = (value),
@@ -99,7 +100,8 @@ typedef struct wh_hello_fields {
  * Asks the owner whether it accepts the other side, which has sent a correct PROOF.
  * @param newer_p  with WH_REFUSAL_STALE, receives the newer incarnation. It is 0 before the call,
  *                 which means unknown.
- * @return WH_REFUSAL_NONE to accept; WH_REFUSAL_STALE or WH_REFUSAL_OTHER to refuse.
+ * @return WH_REFUSAL_NONE to accept; WH_REFUSAL_STALE, WH_REFUSAL_AHEAD or WH_REFUSAL_OTHER to
+ *         refuse.
  */
 typedef wh_refusal (*wh_hello_admit)(void *context, const wh_hello_fields *peer, uint64_t *newer_p);
 

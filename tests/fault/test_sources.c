@@ -116,15 +116,15 @@ static void be_source(job_rank *self) {
     job_await(self, RECEIVED);
 }
 
-/** Waits until all sources that are not late are inside their calls. */
+/** Waits until a source is inside its call. */
+static void await_source(job_rank *self, int32_t rank) {
+    job_await(self, SENDING + rank);
+    job_await_asleep(self, rank);
+}
+
 static void await_sources(job_rank *self) {
-    const scene *s = self->scene;
     for (int32_t rank = 0; rank < SOURCES; rank++) {
-        if (s->others_late && rank != s->victim) {
-            continue;
-        }
-        job_await(self, SENDING + rank);
-        job_await_asleep(self, rank);
+        await_source(self, rank);
     }
 }
 
@@ -163,7 +163,11 @@ static void be_receiver(job_rank *self) {
     wherry_error error;
     wherry_stats stats;
     wherry_report *report;
-    await_sources(self);
+    if (s->others_late) {
+        await_source(self, s->victim);
+    } else {
+        await_sources(self);
+    }
     wherry_status status = receive(self, &options, &stats, &report, &error);
     uint64_t signalled = atomic_load(&self->job->signalled_at);
     double ms = signalled ? job_ms_since_signal(self->job) : 0;

@@ -64,13 +64,19 @@ static void say(int fd, wh_hello *hello) {
     const uint8_t *out;
     size_t size;
     wh_hello_output(hello, &out, &size);
+    if (size == 0) {
+        return; /* the other side may have closed the connection */
+    }
     assert_int_equal(send(fd, out, size, MSG_NOSIGNAL), (ssize_t)size);
     wh_hello_sent(hello, size);
 }
 
-/** Connects and greets as an incarnation of rank 1, without the last frame. */
-static int begin_to_greet(const wh_test_meeting *meeting, uint64_t incarnation, wh_hello_purpose purpose,
-                          wh_hello **hello_p) {
+/**
+ * Connects and greets as an incarnation of rank 1, without the last frame, until both sides have
+ * agreed or the other side refuses. @return the status of that.
+ */
+static wherry_status try_to_greet(const wh_test_meeting *meeting, uint64_t incarnation, wh_hello_purpose purpose,
+                                  wh_hello **hello_p, int *fd_p) {
     wh_hello_config config = {.purpose = purpose,
                               .rank = 1,
                               .size = 2,
@@ -79,18 +85,36 @@ static int begin_to_greet(const wh_test_meeting *meeting, uint64_t incarnation, 
                               .address = "unix:/nowhere"};
     wh_hello *hello;
     int fd = dial(meeting);
+    wherry_status status = WHERRY_OK;
     must(wh_hello_create(&config, true, &hello, &error));
-    while (wh_hello_state_of(hello) != WH_HELLO_DONE) {
+    while (status == WHERRY_OK && wh_hello_state_of(hello) != WH_HELLO_DONE) {
         uint8_t in[1];
         size_t used;
         if (!wh_hello_peer(hello)) { /* the next frame is the last one */
             say(fd, hello);
         }
         assert_int_equal(recv(fd, in, 1, 0), 1);
-        must(wh_hello_input(hello, in, 1, &used, &error));
+        status = wh_hello_input(hello, in, 1, &used, &error);
     }
     *hello_p = hello;
+    *fd_p = fd;
+    return status;
+}
+
+static int begin_to_greet(const wh_test_meeting *meeting, uint64_t incarnation, wh_hello_purpose purpose,
+                          wh_hello **hello_p) {
+    int fd;
+    must(try_to_greet(meeting, incarnation, purpose, hello_p, &fd));
     return fd;
+}
+
+static void expect_refusal(const wh_test_meeting *meeting, uint64_t incarnation, wh_refusal refusal) {
+    wh_hello *hello;
+    int fd;
+    must_fail(WHERRY_REFUSED, error, try_to_greet(meeting, incarnation, WH_HELLO_CONTROL, &hello, &fd));
+    assert_int_equal(wh_hello_refusal(hello), refusal);
+    wh_hello_destroy(hello);
+    close(fd);
 }
 
 static int greet(const wh_test_meeting *meeting, uint64_t incarnation, wh_hello_purpose purpose) {
@@ -138,6 +162,8 @@ static const nonsense all_nonsense[] = {
     {WH_HELLO_CONTROL, 13, WH_FRAME_TABLE, 1, 1, 13, 0}, /* half an entry */
     /* an impossible rank */
     {WH_HELLO_CONTROL, 14, WH_FRAME_TABLE, UINT64_MAX, UINT64_MAX, 14, 0},
+    /* rank 1 with an incarnation in the far future, above which none can come */
+    {WH_HELLO_CONTROL, 14, WH_FRAME_TABLE, UINT64_C(0x1FFFFFFFF), UINT64_C(0xFFFFFFFF00000000), 14, 0},
     /* a place that cannot be printed */
     {WH_HELLO_CONTROL, 15, WH_FRAME_TABLE, 0, UINT64_C(0x100010700), 15, 0},
     {WH_HELLO_CONTROL, 8, WH_FRAME_ATTACH, TALK, 0, 8, 0},
@@ -215,6 +241,9 @@ static void test_nonsense(void **state) {
         assert_true(read_to_end(fd) < DEAD_AFTER_MS / 2);
         expect_lost(v.group);
     }
+    /* An incarnation in the far future is refused, so that it does not keep others out. */
+    expect_refusal(v.meeting, UINT64_MAX, WH_REFUSAL_AHEAD);
+    close(talk(v.meeting, v.group, ++incarnation));
     wh_inbox_close(inbox);
     wh_group_destroy(v.group);
 }

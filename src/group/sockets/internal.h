@@ -94,8 +94,14 @@ typedef struct wh_sockets {
 } wh_sockets;
 
 /**
+ * False for an incarnation more than a day ahead of this host's clock. Nobody could ever take that
+ * rank again, because a process that joins must have a higher number.
+ */
+bool wh_sockets_believes(uint64_t incarnation);
+
+/**
  * Learns of an incarnation of a rank; what is older is given up, and everybody is told. @return
- * false for a rank that cannot be.
+ * false for a rank or an incarnation that cannot be.
  */
 bool wh_sockets_learn(wh_sockets *sockets, int64_t rank, uint64_t incarnation, const char *place);
 

@@ -11,6 +11,8 @@
 
 enum { ENTRY_HEAD = 4 + 8 + 2, TABLE_PART = 64 << 10 };
 
+#define DAY_NS (UINT64_C(24) * 60 * 60 * 1000000000)
+
 static void append_number(wh_string *to, uint64_t number, int width) {
     for (int i = width - 1; i >= 0; i--) {
         char byte = (char)(number >> 8 * i);
@@ -60,8 +62,15 @@ void wh_sockets_fence(wh_sockets *sockets) {
     }
 }
 
+bool wh_sockets_believes(uint64_t incarnation) {
+    return incarnation <= wh_clock_wall() + DAY_NS;
+}
+
 void wh_sockets_outdo(wh_sockets *sockets, uint64_t newer) {
-    if (sockets->joined || newer <= wh_clock_wall() || newer >= UINT64_MAX - 1) {
+    if (!wh_sockets_believes(newer)) {
+        return;
+    }
+    if (sockets->joined || newer <= wh_clock_wall()) {
         wh_sockets_fence(sockets);
         return;
     }
@@ -79,7 +88,7 @@ void wh_sockets_outdo(wh_sockets *sockets, uint64_t newer) {
 }
 
 bool wh_sockets_learn(wh_sockets *sockets, int64_t rank, uint64_t incarnation, const char *place) {
-    if (rank < 0 || rank >= sockets->base.size) {
+    if (rank < 0 || rank >= sockets->base.size || !wh_sockets_believes(incarnation)) {
         return false;
     }
     wh_member *member = sockets->members + rank;

@@ -37,6 +37,9 @@ enum { REST_READS = 64 };
 static wh_refusal admit(void *context, const wh_hello_fields *peer, uint64_t *newer_p) {
     const wh_sockets *sockets = context;
     uint64_t known = sockets->members[peer->rank].incarnation;
+    if (!wh_sockets_believes(peer->incarnation)) {
+        return WH_REFUSAL_AHEAD;
+    }
     *newer_p = peer->incarnation < known ? known : 0;
     return peer->incarnation < known ? WH_REFUSAL_STALE : WH_REFUSAL_NONE;
 }
