@@ -31,7 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-sys.dont_write_bytecode = True  # keep the source tree clean
+sys.dont_write_bytecode = True  # Keep the source tree clean.
 HERE = pathlib.Path(__file__).resolve().parent
 TOP = HERE.parent
 sys.path.append(str(TOP / "tests" / "hosts"))
@@ -46,7 +46,7 @@ REPEATS = "5"  # per process; their median is one sample
 TIMEOUT_S = 300  # per process
 
 OLD, NEW = "old", "new"
-Seconds = dict[str, float]  # per step of a case
+Seconds = dict[str, float]  # seconds per step of a case
 
 
 class NotMeasured(Exception):
@@ -61,7 +61,7 @@ class Row:
     """One line of the table: the seconds of each pair."""
 
     name: str
-    pairs: list[tuple[float, float]]  # old, new
+    pairs: list[tuple[float, float]]  # seconds of the old and the new revision
 
     def ratios(self) -> list[float]:
         return [new / old for old, new in self.pairs]
@@ -70,7 +70,7 @@ class Row:
         return statistics.median(self.ratios())
 
     def spread(self) -> tuple[float, float]:
-        """The quartiles: half of the ratios lie between them."""
+        """The quartiles. Half of the ratios lie between them."""
         ratios = self.ratios()
         if len(ratios) < 2:
             return ratios[0], ratios[0]
@@ -84,7 +84,7 @@ class Row:
 def rows_of(
     case: str, samples: list[tuple[Seconds, Seconds]]
 ) -> tuple[list[Row], dict[str, list[str]]]:
-    """The rows of one case, and the names of those that only one revision has."""
+    """The rows of one case, and the names of the rows that only one revision has."""
     steps: dict[str, None] = {}
     for old, new in samples:
         steps |= dict.fromkeys([*old, *new])
@@ -103,8 +103,29 @@ def geometric_mean(rows: Iterable[Row]) -> float:
     return statistics.geometric_mean(row.median() for row in rows)
 
 
-def slow_rows(rows: Iterable[Row], limit: float) -> list[Row]:
-    return [row for row in rows if row.median() > limit]
+class Limits:
+    """The highest allowed ratio per row, from "1.15 torch/*20,000*=1.20": one for all rows, and one
+    for rows whose names match."""
+
+    def __init__(self, text: str) -> None:
+        words = [word.rpartition("=") for word in text.split()]
+        self.special = [(pattern, float(limit)) for pattern, sign, limit in words if sign]
+        general = [float(limit) for _, sign, limit in words if not sign] or [ROW_LIMIT]
+        if len(general) > 1:
+            raise ValueError("more than one limit without a pattern")
+        self.general = general[0]
+
+    def of(self, row: Row) -> float:
+        found = (limit for pattern, limit in self.special if fnmatch.fnmatchcase(row.name, pattern))
+        return next(found, self.general)
+
+    def __str__(self) -> str:
+        special = [f"{limit} for {pattern}" for pattern, limit in self.special]
+        return ", ".join([str(self.general), *special])
+
+
+def slow_rows(rows: Iterable[Row], limits: Limits) -> list[Row]:
+    return [row for row in rows if row.median() > limits.of(row)]
 
 
 # ---- revisions ----
@@ -173,6 +194,8 @@ def build(revision: Revision) -> None:
     log = revision.build.with_suffix(".log")
     log.write_text("")
     if not (revision.build / "build.ninja").exists():
+        # An older revision may need what this one no longer needs.
+        run_logged(log, revision.source / "scripts" / "install-deps", "build", "files", "mpi")
         options = [
             "-Dbuildtype=release",
             "-Dtests=disabled",
@@ -421,10 +444,9 @@ def measure_pair(case: Case, revisions: list[Revision], number: int) -> tuple[Se
     for revision in order:
         try:
             found[revision.label] = case.measure(revision)
-        except NotMeasured:
-            found[revision.label] = case.measure(
-                revision
-            )  # try again: a launcher may fail now and then
+        except NotMeasured as error:  # A launcher may fail now and then.
+            print(f"{case.name}: {revision.label} runs again, since it failed: {error}")
+            found[revision.label] = case.measure(revision)
     return found[revisions[0].label], found[revisions[1].label]
 
 
@@ -447,9 +469,9 @@ class Progress:
             )
 
 
-def line(row: Row, limit: float) -> str:
+def line(row: Row, limits: Limits) -> str:
     low, high = row.spread()
-    mark = "  slower" if row.median() > limit else ""
+    mark = "  slower" if row.median() > limits.of(row) else ""
     return (
         f"{row.name:44} {row.median():7.3f}  ({low:.3f}-{high:.3f})"
         f"  {row.milliseconds(0):10.2f} {row.milliseconds(1):10.2f}{mark}"
@@ -457,9 +479,9 @@ def line(row: Row, limit: float) -> str:
 
 
 def compare(
-    cases: list[Case], revisions: list[Revision], pairs: int, limit: float
+    cases: list[Case], revisions: list[Revision], pairs: int, limits: Limits
 ) -> tuple[list[Row], dict[str, list[str]], list[str]]:
-    """Returns all rows, the names of those that only one revision has, and the failures."""
+    """Returns all rows, the names of the rows that only one revision has, and the failures."""
     rows: list[Row] = []
     single: dict[str, list[str]] = {OLD: [], NEW: []}
     failures: list[str] = []
@@ -470,7 +492,9 @@ def compare(
                 single[which].append(case.name)
     neither = [case.name for case in cases if not any(case.has(revision) for revision in revisions)]
     if neither:
-        print(f"In neither build, or this machine cannot run them: {', '.join(neither)}")
+        print(
+            f"Not measured, because neither build has it, or this machine cannot run it: {', '.join(neither)}"
+        )
     progress = Progress(both, pairs)
     print(f"{len(both)} cases, {pairs} pairs each: about {progress.total()}\n")
     print(
@@ -494,7 +518,7 @@ def compare(
         for which, names in alone.items():
             single[which] += names
         for row in found:
-            print(line(row, limit), flush=True)
+            print(line(row, limits), flush=True)
     return rows, single, failures
 
 
@@ -511,7 +535,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--mean", type=float, default=MEAN_LIMIT, help=f"highest mean ratio ({MEAN_LIMIT})"
     )
     parser.add_argument(
-        "--row", type=float, default=ROW_LIMIT, help=f"highest ratio of a row ({ROW_LIMIT})"
+        "--row",
+        type=Limits,
+        default=Limits(""),
+        help=f'highest ratio of a row ({ROW_LIMIT}); "1.15 *20,000*=1.2": 1.2 for some rows',
     )
     found = parser.parse_args(arguments)
     if found.pairs < 1:
@@ -546,6 +573,8 @@ def main() -> int:
         return fail("nothing was measured in both revisions")
     mean = geometric_mean(rows)
     slow = slow_rows(rows, arguments.row)
+    if arguments.pairs < PAIRS:
+        print(f"Only {arguments.pairs} pairs per row: fewer than {PAIRS} can mislead.")
     print(f"Geometric mean of {len(rows)} rows: {mean:.3f} (limit {arguments.mean})")
     print(f"Rows above {arguments.row}: {', '.join(row.name for row in slow) or 'none'}")
     if failures:

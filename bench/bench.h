@@ -176,6 +176,22 @@ double bench_copies_run(const bench_state *from, const bench_state *to);
 /** Moves a state over plain sockets, one thread per connection. `write` is true at the source. */
 void bench_plain(const bench_world *world, const bench_state *state, bool write);
 
+/** What limits a transfer on this machine. */
+typedef enum bench_limit {
+    BENCH_LIMIT_COPY, /**< Two threads copy memory within a process. */
+    BENCH_LIMIT_READ, /**< Two threads read another process's memory. */
+    BENCH_LIMIT_TCP,  /**< Two plain TCP connections over loopback. */
+    BENCH_LIMITS,     /**< Number of limits. */
+} bench_limit;
+
+extern const char *const bench_limit_names[BENCH_LIMITS];
+
+/**
+ * Measures a limit between two new processes. @return bytes per second, the median of `repeats`
+ * after a warm-up; 0 on failure.
+ */
+double bench_limit_rate(bench_limit limit, uint64_t bytes, uint32_t repeats);
+
 /** Does `count` round trips of one byte over a Unix socket. The receiver starts. */
 void bench_round_trips(const bench_world *world, bool source, int count);
 

@@ -34,11 +34,11 @@ typedef struct bench_case {
 } bench_case;
 
 static const bench_case cases[] = {
-    {"7B-shaped, cuda_ipc, in place", "cuda_ipc", 0, WHERRY_KEEPS_MEMORY, 1900, 8.3},
+    {"7B-shaped, cuda_ipc, in place", "cuda_ipc", 0, WHERRY_SEND_MEMORY_STAYS, 1900, 8.3},
     {"the same, opened anew each time", "cuda_ipc", 0, 0, 0, 0},
     {"7B-shaped, IPC forbidden: ring", "ring", 0, 0, 20, 0},
     {"7B-shaped, IPC forbidden: stream", "stream", 0, 0, 0, 0},
-    {"20,000 tensors of 4 KiB, cuda_ipc, in place", "cuda_ipc", SMALL_TENSORS, WHERRY_KEEPS_MEMORY, 0, 0},
+    {"20,000 tensors of 4 KiB, cuda_ipc, in place", "cuda_ipc", SMALL_TENSORS, WHERRY_SEND_MEMORY_STAYS, 0, 0},
     {"20,000 tensors of 4 KiB, ring, in place", "ring", SMALL_TENSORS, 0, 0, 0},
 };
 
@@ -119,7 +119,7 @@ static void add_small(wherry_value *state, size_t count) {
         wherry_storage *storage;
         wherry_value *value;
         int64_t size = SMALL_BYTES;
-        if (i % TOGETHER == 0) { /* the block is never freed, because the process ends soon */
+        if (i % TOGETHER == 0) { /* The block is never freed, because the process ends soon. */
             bench_check(wherry_storage_allocate((uint64_t)TOGETHER * SMALL_BYTES, device, &block, &error), &error);
         }
         char *data = (char *)wherry_storage_data(block) + i % TOGETHER * SMALL_BYTES;

@@ -125,7 +125,7 @@ typedef struct run {
     wherry_group *group;
     wherry_transport *transport;
     bench_state states[BENCH_STATES_MAX];
-    bench_reads reads[BENCH_STATES_MAX]; /**< For the first receiver, if a step needs them. */
+    bench_reads reads[BENCH_STATES_MAX]; /**< Used by the first receiver, in some steps. */
 } run;
 
 /* ---- the steps ---- */

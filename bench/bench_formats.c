@@ -68,7 +68,8 @@ static double open_memory(const char *path) {
     must(pipe(ends) == 0, "pipe");
     pid_t child = fork();
     if (child == 0) {
-        bool cleared = bench_memory_mark() >= 0; /* do not count memory inherited from the parent */
+        /* Do not count memory that was inherited from the parent. */
+        bool cleared = bench_memory_mark() >= 0;
         open_seconds(path);
         peak = cleared ? (double)bench_memory_peak() / (1 << 20) : 0;
         _exit(write(ends[1], &peak, sizeof(peak)) == (ssize_t)sizeof(peak) ? 0 : 1);

@@ -1,5 +1,6 @@
 /* The references that Wherry is compared with: the same bytes, moved in the simplest way. */
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,7 @@
 
 #include "bench.h"
 
-enum { THREADS = 2, PIECE = 4 << 20 };
+enum { THREADS = 2, PIECE = 4 << 20, CONNECTIONS = 2, TENSORS = 16 };
 
 /** The pieces that one call reads. */
 typedef struct bench_batch {
@@ -270,4 +271,71 @@ void bench_round_trips(const bench_world *world, bool source, int count) {
         pass(socket, source);
         pass(socket, !source);
     }
+}
+
+/* ---- limits between two processes ---- */
+
+const char *const bench_limit_names[BENCH_LIMITS] = {
+    [BENCH_LIMIT_COPY] = "memcpy, 2 threads",
+    [BENCH_LIMIT_READ] = "process_vm_readv, 2 threads",
+    [BENCH_LIMIT_TCP] = "TCP over loopback, 2 connections",
+};
+
+typedef struct limit_task {
+    uint64_t bytes;
+    uint32_t repeats;
+    bench_limit limit;
+} limit_task;
+
+/** Rank 0 is the source. Rank 1 measures the time. */
+static void measure_limit(bench_world *world, int32_t rank, void *context) {
+    const limit_task *task = context;
+    if (task->limit == BENCH_LIMIT_READ) { /* If reading is not allowed, print no error. */
+        dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO);
+    }
+    bench_state state = bench_state_uniform(TENSORS, task->bytes / TENSORS);
+    bench_state other = {0};
+    bench_reads reads = {0};
+    bench_state_fill(&state, true);
+    if (rank == 0) {
+        world->tables[0] = (struct iovec){state.extents, state.count * sizeof(*state.extents)};
+        world->connections = CONNECTIONS;
+    }
+    bench_gate(world);
+    if (rank == 1 && task->limit == BENCH_LIMIT_COPY) {
+        other = bench_state_uniform(TENSORS, task->bytes / TENSORS);
+        bench_state_fill(&other, false);
+    } else if (rank == 1 && task->limit == BENCH_LIMIT_READ) {
+        reads = bench_reads_create(world, 0, &state);
+    }
+    for (uint32_t i = 0; i <= task->repeats; i++) {
+        double seconds = 0;
+        if (task->limit == BENCH_LIMIT_TCP) {
+            bench_line_up(world);
+            double begin = bench_now();
+            bench_plain(world, &state, rank == 0);
+            seconds = bench_now() - begin;
+        } else if (rank == 1) {
+            seconds = other.count ? bench_copies_run(&state, &other) : bench_reads_run(&reads);
+        }
+        if (rank == 1) {
+            world->seconds[0][i ? i - 1 : 0] = seconds;
+        }
+    }
+    bench_gate(world);
+    if (reads.count) {
+        bench_reads_destroy(&reads);
+    }
+    if (other.count) {
+        bench_state_destroy(&other);
+    }
+    bench_state_destroy(&state);
+}
+
+double bench_limit_rate(bench_limit limit, uint64_t bytes, uint32_t repeats) {
+    limit_task task = {bytes, repeats, limit};
+    bench_world *world = bench_world_create(2);
+    double median = bench_world_run(world, measure_limit, &task) ? bench_median(world->seconds[0], (int)repeats) : 0;
+    bench_world_destroy(world);
+    return median > 0 ? (double)bytes / median : 0;
 }

@@ -108,8 +108,8 @@ static const step steps[] = {
 
 enum { STEPS = sizeof(steps) / sizeof(*steps) };
 
-static double seconds[STEPS][REPEATS_MAX + 1]; /* per call */
-static double data[STEPS][REPEATS_MAX + 1];    /* per data phase */
+static double seconds[STEPS][REPEATS_MAX + 1]; /* time per call */
+static double data[STEPS][REPEATS_MAX + 1];    /* time per data phase */
 static wherry_stats stats[STEPS];
 
 static void ferry(wherry_transport *transport, const step *one, wherry_value *state, wherry_stats *receiver) {
@@ -193,7 +193,7 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     int repeats = argc == 3 ? (int)strtol(argv[2], NULL, 10) : 0;
-    MPI_Comm near; /* ranks on one host have the same clock */
+    MPI_Comm near; /* Ranks on one host have the same clock. */
     int neighbours;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &near);
     MPI_Comm_size(near, &neighbours);
@@ -223,7 +223,7 @@ int main(int argc, char **argv) {
             }
         }
     }
-    if (rank == 1) { /* the receiver has the results */
+    if (rank == 1) { /* The receiver has the results. */
         print_results(repeats);
     }
     wherry_transport_destroy(transport);

@@ -14,8 +14,8 @@
  *   !stop   The second receiver stops itself when a tenth of the bytes has come.
  *   !slow   From then on it reads 1 MB/s.
  *
- * The first receiver begins DELAY_MS after the second one is stuck, and lets it go on when it has
- * finished itself. Prints lines of JSON.
+ * The first receiver begins DELAY_MS after the second one is stuck, and lets it continue when it
+ * has finished itself. Prints lines of JSON.
  *
  * Built with BENCH_MPI, the ranks are those of MPI_COMM_WORLD, and ADDRESS, RANK and SIZE are
  * ignored.
@@ -46,7 +46,7 @@ typedef struct round_plan {
     size_t source_count;
     int32_t receivers[RANKS_MAX];
     size_t receiver_count;
-    const char *event; /**< Without the exclamation mark; "" if there is none. */
+    const char *event; /**< The event without the exclamation mark; "" if there is none. */
 } round_plan;
 
 typedef struct run {
@@ -59,12 +59,12 @@ typedef struct run {
     bench_state state;
     int64_t pids[RANKS_MAX];
     const round_plan *round;
-    _Atomic uint64_t arrived; /**< Bytes of this round. */
-    atomic_bool held;         /**< This receiver has been stopped, or reads slowly. */
+    _Atomic uint64_t arrived; /**< Number of bytes of this round. */
+    atomic_bool held;         /**< True if this receiver has been stopped, or reads slowly. */
     pthread_mutex_t slow;     /**< Held by the worker that waits. */
 } run;
 
-/** Set by SIGCONT: the second receiver may go on. */
+/** Set by SIGCONT: the second receiver may continue. */
 static atomic_bool released;
 /** Set by SIGUSR2: the second receiver is stuck. */
 static atomic_bool stuck;
@@ -236,7 +236,7 @@ static void play(run *own, const round_plan *round) {
 
 /* ---- the process ---- */
 
-/** "0,1" from *text on, up to the character `end`. */
+/** Reads ranks such as "0,1" from *text, up to the character `end`. */
 static size_t parse_ranks(const char **text, char end, int32_t *ranks) {
     size_t count = 0;
     while (count < RANKS_MAX) {

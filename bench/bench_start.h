@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <time.h>
 
-/** A time that is far enough in the future for every rank to learn it. */
+/** A moment that is far enough in the future for every rank to learn it. */
 static inline struct timespec bench_moment(void) {
     enum { PAUSE_NS = 5000000, SECOND_NS = 1000000000 };
     struct timespec moment;

@@ -25,7 +25,7 @@ typedef struct step {
 static const step steps[STEPS] = {
     {.name = "lane", .verify = WHERRY_VERIFY_OFF},     {.name = "tag 1", .threads = 1, .api = PLAIN_TAG},
     {.name = "tag 2", .threads = 2, .api = PLAIN_TAG}, {.name = "am 1", .threads = 1, .api = PLAIN_AM},
-    {.name = "am 2", .threads = 2, .api = PLAIN_AM},   {.name = "verified", .verify = WHERRY_VERIFY_ON},
+    {.name = "am 2", .threads = 2, .api = PLAIN_AM},   {.name = "checked", .verify = WHERRY_VERIFY_ON},
 };
 
 /** Memory that both processes share, in addition to the world. */
@@ -93,7 +93,7 @@ static void play(bench_world *world, int32_t rank, void *context) {
     for (int repeat = -1; repeat < own->repeats; repeat++) {
         for (int i = 0; i < STEPS; i++) {
             if (repeat < 0 && !source) {
-                /* so that the check sees only data of this step */
+                /* With this, the check sees only data of this step. */
                 bench_state_fill(&own->state, false);
             }
             bench_line_up(world);

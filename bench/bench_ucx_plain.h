@@ -16,7 +16,10 @@ typedef struct plain_meeting {
 
 typedef struct plain_ucx plain_ucx;
 
-/** Creates workers and connects them to those of the other process. Both call it together. */
+/**
+ * Creates workers and connects them to the workers of the other process. Both processes call it
+ * together.
+ */
 plain_ucx *plain_create(bench_world *world, plain_meeting *meeting, bool source);
 
 /**

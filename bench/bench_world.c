@@ -177,7 +177,7 @@ void bench_gate(bench_world *world) {
 
 void bench_line_up(bench_world *world) {
     int arrival = pthread_barrier_wait(&world->gate);
-    if (arrival == PTHREAD_BARRIER_SERIAL_THREAD) { /* true for exactly one rank */
+    if (arrival == PTHREAD_BARRIER_SERIAL_THREAD) { /* This is true for exactly one rank. */
         world->moment = bench_moment();
     }
     bench_gate(world);

@@ -8,7 +8,6 @@ bench/results/hosts.md. It exits with 1 if a result is worse than its bound. Nee
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -39,7 +38,7 @@ GIB, MIB = 1 << 30, 1 << 20
 REPEATS = 3
 MBIT = 1000
 LINE = MBIT * 1e6 / 8
-BOUND = 0.90  # minimum share of the line
+BOUND = 0.90  # minimum share of the rate of the line
 PORT = 29700
 PLAIN = "plain"
 LANES = ("stream", "ucx")
@@ -61,7 +60,7 @@ do not fill the line at 20 ms.
 @dataclasses.dataclass(frozen=True)
 class Link:
     label: str
-    delay_ms: float = 0  # each way
+    delay_ms: float = 0  # delay each way
     has_bound: bool = True
 
 
@@ -187,24 +186,13 @@ def page(rows: list[report.Row], absent: list[str], repeats: int, machine: str) 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=LINKS, help="run only this link; writes nothing")
+    parser = report.parser(__doc__, quick="256 MiB once, for development", each="link")
+    parser.add_argument("--only", choices=LINKS, help="run only this link, and write no file")
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="256 MiB once, for development; writes nothing",
-    )
     parser.add_argument(
         "--ours", action="store_true", help="with --only: Wherry alone; prints its seconds as JSON"
     )
     parser.add_argument("--size", choices=SIZES, default="256 MiB", help="with --ours: state size")
-    parser.add_argument(
-        "--wait",
-        type=float,
-        default=0,
-        help="wait up to this many seconds for a quiet machine before each link",
-    )
     arguments = parser.parse_args()
     if reason := hosts.lacking(wire=True):
         raise SystemExit(f"this machine cannot run such hosts: {reason}")

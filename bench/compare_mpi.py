@@ -5,7 +5,6 @@ its bound."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pathlib
@@ -99,19 +98,8 @@ def rows(result: dict) -> list[report.Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = report.parser(__doc__, quick="fewer repeats, for development", each="run")
     parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="fewer repeats, for development; writes nothing",
-    )
-    parser.add_argument(
-        "--wait",
-        type=float,
-        default=0,
-        help="wait up to this many seconds for a quiet machine before each run",
-    )
     arguments = parser.parse_args()
     repeats = QUICK_REPEATS if arguments.quick else REPEATS
     all_rows: list[report.Row] = []

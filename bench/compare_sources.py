@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """Measures receives from several sources, and sends to several receivers of which one is stuck.
 
-compare_sources.py BUILD [--only CASE] [--repeats N] [--wait SECONDS] prints tables and writes
-bench/results/sources.md. It exits with 1 if a result is worse than its bound. Needs root, for hosts
-made of network namespaces.
+compare_sources.py BUILD [--only CASE] [--repeats N] [--wait SECONDS] [--realtime] prints tables and
+writes bench/results/sources.md. It exits with 1 if a result is worse than its bound. Needs root,
+for hosts made of network namespaces.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -43,8 +42,14 @@ MPIS = ("openmpi",)
 DELAY_MS = 100
 LOCAL_REPEATS, STUCK_REPEATS = 10, 4  # times --repeats
 
+#: With --realtime, other work takes no CPU from the ranks on this host. Those of MPI poll, so they
+#: would take it from each other.
+REALTIME = ["chrt", "--rr", "1"]
+before_each: list[str] = []
+
 Events = list[dict]
-Result = tuple[list[str], list[report.Row]]  # the lines of tables, and the rows with bounds
+# the lines of the tables, and the rows that have bounds
+Result = tuple[list[str], list[report.Row]]
 
 
 # ---- processes ----
@@ -80,7 +85,7 @@ class Rank:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with self.changed:
-                if line.startswith("{"):  # MPI may print other lines
+                if line.startswith("{"):  # MPI may print other lines.
                     self.events.append(json.loads(line))
                 self.changed.notify_all()
 
@@ -95,7 +100,7 @@ class Rank:
                     raise SystemExit(f"nobody reported '{event}' in {SECONDS_MAX} s")
 
     def pid(self) -> int:
-        """The process itself: nsenter has forked it."""
+        """The process itself. nsenter has forked it."""
         if not self.enters:
             return self.process.pid
         own = self.process.pid
@@ -148,7 +153,7 @@ class Job:
         )
         environment = {
             **(environment or {}),
-            **({"WHERRY_SECRET": "of the hosts"} if world else {}),
+            **({"WHERRY_SECRET": "a secret of the hosts"} if world else {}),
         }
         arguments = [*map(str, state), lanes, str(delay_ms), *rounds]
         self.size = size
@@ -164,6 +169,7 @@ class Job:
             return
         for rank in range(size):
             command = [
+                *([] if world else before_each),
                 str(build / "bench" / "bench_sources"),
                 address,
                 str(rank),
@@ -231,7 +237,7 @@ def scaling(build: pathlib.Path, repeats: int) -> Result:
 
 
 def arrived_by(events: Events, moment: float) -> float:
-    """The bytes that had arrived at a moment, between two reports of progress."""
+    """The number of bytes that had arrived at a moment between two reports of progress."""
     points = [(one["time"], one["bytes"]) for one in events if one["event"] == "progress"]
     before = max((point for point in points if point[0] <= moment), default=points[0])
     after = min((point for point in points if point[0] > moment), default=points[-1])
@@ -321,18 +327,20 @@ class Comparison:
         return report.Row(label, ms(self.case), ms(reference), ratio, bound, at_most=True)
 
     def cells(self, row: report.Row) -> list[str]:
-        """With the ratio of the two halves of the reference, which shows what other work does."""
+        """Adds the noise, which is the ratio of the reference after the case to the reference
+        before it."""
         noise = statistics.median(self.after) / statistics.median(self.before)
         return [*row.cells(), f"{noise:.2f}"]
 
 
 def compare(results: list[dict]) -> Comparison:
-    """Of receives in the order before, case, after, ... The first three are a warm-up."""
+    """The results come in turn: before, case, after, and again. The first three are a warm-up."""
     return Comparison(*([seconds(one) for one in results[3 + i :: 3]] for i in range(3)))
 
 
 def local(build: pathlib.Path, repeats: int) -> Result:
-    """Three sources on this host, against one, in alternation; and the one in use killed."""
+    """Three sources on this host are compared with one, in alternation. In another round the source
+    in use is killed."""
     rows, lines, deaths = [], [], []
     for label, state in (("1 GiB in 16 tensors", WIDE), ("20,000 tensors of 4 KiB", MANY)):
         for kind, delay in (("the sends wait", 100), ("all begin together", 0)):
@@ -365,7 +373,8 @@ def local(build: pathlib.Path, repeats: int) -> Result:
 
 
 def receivers(build: pathlib.Path, repeats: int) -> Result:
-    """A receiver beside another one that is stuck, against the same receiver alone."""
+    """Compares a receiver that shares its source with a stuck receiver with the same receiver
+    alone."""
     rows, lines = [], []
     find = [str(HERE.parent / "scripts" / "find-ucx")]
     library = subprocess.run(find, capture_output=True, text=True).stdout.strip()
@@ -399,6 +408,9 @@ def receivers(build: pathlib.Path, repeats: int) -> Result:
 
 # ---- the page ----
 
+REALTIME_TEXT = """\
+Ranks on one host, except those of MPI, had real-time priority. So other work took no CPU time from
+them, but it took memory bandwidth and cache."""
 CASES = {
     "scaling": (scaling, "From several hosts"),
     "killed": (killed, "One host is killed"),
@@ -408,7 +420,7 @@ CASES = {
 }
 KILLED_HERE = """\
 The source in use gets SIGKILL from the receiver when half of the bytes have come. Within a host the
-bytes are not checked, so that those of the lost source come again from another one."""
+bytes are not checked, so those of the lost source are fetched again from another one."""
 TEXTS = {
     "scaling": """\
 1 GiB in 16 tensors, in place, over `stream`, checked. Each source is on a host made of network
@@ -417,8 +429,8 @@ of Ethernet, IP and TCP, {line:.1f} MB/s are left. One and three sources alterna
 (lowest-highest).""",
     "killed": """\
 The same with three sources. One of them gets SIGKILL after half of the time that three lines need for
-1 GiB. The bytes that are missing then are found from the reports of progress. The bytes on the lines
-are those of all three sources, with headers.""",
+1 GiB. The reports of progress say how many bytes are missing then. The bytes on the lines are those of
+all three sources, with headers.""",
     "slow": """\
 The same with three sources, one of them limited to {slow} Mbit/s. In the best possible split, all three
 lines are busy until the end.""",
@@ -426,7 +438,8 @@ lines are busy until the end.""",
 Three processes have the same state and the receiver is on the same host. Default lane. Receives from
 three sources and from one alternate in the same processes; median of {local} after a warm-up
 (lowest-highest). "The sends wait": the receive begins 100 ms after the sends. Otherwise they begin
-together, and all processes prepare their states at the same time. There is a receive from one source
+together, and all processes prepare their states at the same time: on 2 cores, four of them take longer
+than two, which matters if there are many tensors. There is a receive from one source
 before and after each receive from three. The last column compares those two: what differs from 1 there
 is other work on the machine.""",
     "receivers": """\
@@ -439,19 +452,17 @@ column is as above. `ucx` uses TCP. `blocks` runs over Open MPI.""",
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = report.parser(__doc__)
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument(
-        "--only", choices=CASES, action="append", help="run only this case; writes nothing"
+        "--only", choices=CASES, action="append", help="run only this case, and write no file"
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--wait",
-        type=float,
-        default=0,
-        help="wait up to this many seconds for a quiet machine before each case",
+        "--realtime", action="store_true", help="other work takes no CPU from the ranks of one host"
     )
     arguments = parser.parse_args()
+    before_each[:] = REALTIME if arguments.realtime else []
     if reason := hosts.lacking():
         raise SystemExit(f"this machine cannot run such hosts: {reason}")
     repeats = arguments.repeats
@@ -479,6 +490,7 @@ def main() -> int:
         "",
         "`make bench-sources`.",
         report.measured(machine),
+        *(REALTIME_TEXT.splitlines() if arguments.realtime else []),
         "",
     ]
     if not arguments.only:

@@ -36,7 +36,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 GIB, MIB = 1 << 30, 1 << 20
 REPEATS, QUICK_REPEATS = 7, 3
 TIMEOUT = datetime.timedelta(minutes=5)
-SETTLE = 0.05  # seconds: torch's threads spin for a while after each operation
+SETTLE = 0.05  # Seconds to rest, because torch's threads spin for a while after each operation.
 TEXT = """\
 `make bench-torch`. Both transports run in the same processes and alternate, with the same data,
 which is checked after each transfer. Median of {repeats} (lowest-highest). The time runs from a
@@ -161,7 +161,7 @@ class Rank:
         else:
             transport.send_checkpoint(self.ranks, self.state)
         seconds = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)  # no rank checks before all have finished
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)  # No rank checks before all have finished.
         if self.rank and (
             sums(received) != self.expected or (thorough and not parts_are_right(received))
         ):
@@ -266,20 +266,9 @@ def cases(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=CASES, help="run only this case; writes nothing")
+    parser = report.parser(__doc__, quick="fewer repeats, for development")
+    parser.add_argument("--only", choices=CASES, help="run only this case, and write no file")
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="fewer repeats, for development; writes nothing",
-    )
-    parser.add_argument(
-        "--wait",
-        type=float,
-        default=0,
-        help="wait up to this many seconds for a quiet machine before each case",
-    )
     parser.add_argument(
         "--ours", action="store_true", help="with --only: Wherry alone; prints its seconds as JSON"
     )

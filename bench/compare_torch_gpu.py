@@ -198,10 +198,10 @@ def page(rows: list[report.Row], machine: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=CASES, help="run only this case; writes nothing")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats; writes nothing")
+    parser.add_argument("--only", choices=CASES, help="run only this case, and write no file")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, and write no file")
     parser.add_argument(
-        "--device", default="cuda:0", help="cpu only tests the benchmark; writes nothing"
+        "--device", default="cuda:0", help="cpu only tests the benchmark, and writes no file"
     )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--place", help=argparse.SUPPRESS)

@@ -122,7 +122,7 @@ def measure(build, place, size, repeats):
             plain = float(timed(build / "bench/bench_file", source, target / "plain", "2")[1])
             clear()
             curled = timed("curl", "-s", "-o", target / "curled", url)[0]
-            if repeat:  # the first repeat is a warm-up
+            if repeat:  # The first repeat is a warm-up.
                 for name, one in zip(seconds, (took, streamed, plain, curled)):
                     seconds[name].append(one)
     finally:

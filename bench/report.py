@@ -4,6 +4,7 @@ A page has figures only. What a benchmark must reach is its exit status: each ro
 and `unmet` names the rows that do not reach it.
 """
 
+import argparse
 import dataclasses
 import datetime
 import os
@@ -94,6 +95,23 @@ def measured(machine):
     return f"Measured on {datetime.date.today()}. Machine: {machine}."
 
 
+# ---- options ----
+
+
+def parser(description, *, quick=None, each="case"):
+    """A parser with --quick, unless its help text is missing, and --wait."""
+    made = argparse.ArgumentParser(description=description)
+    if quick:
+        made.add_argument("--quick", action="store_true", help=f"{quick}; write no file")
+    made.add_argument(
+        "--wait",
+        type=float,
+        default=0,
+        help=f"wait up to this many seconds for a quiet machine before each {each}",
+    )
+    return made
+
+
 # ---- the machine ----
 
 
@@ -105,7 +123,7 @@ class Others:
 
     @staticmethod
     def now():
-        """Returns seconds: of the clock, of all busy processors, and of this process's children."""
+        """Returns seconds of the clock, of all busy processors, and of this process's children."""
         with open("/proc/stat", encoding="ascii") as file:
             fields = [int(field) for field in file.readline().split()[1:9]]
         user, nice, system, _, _, irq, softirq, steal = fields

@@ -26,13 +26,13 @@ typedef struct sim_source {
     uint64_t dies_at;
     uint64_t stalls_from;
     uint64_t stalls_until;
-    int number; /* -1: has not joined, or is dead */
+    int number; /* -1: the source has not joined, or is dead */
     uint64_t queue[CHUNKS];
-    uint64_t ready_at[CHUNKS]; /* per queued request: when it has reached the source */
-    size_t head;               /* the queue is a ring */
+    uint64_t ready_at[CHUNKS]; /* per queued request: the time at which it reaches the source */
+    size_t head;               /* The queue is a ring. */
     size_t queued;
-    uint64_t free_at; /* the link is busy until then */
-    int pieces;       /* of the first request that have moved */
+    uint64_t free_at; /* The link is busy until this time. */
+    int pieces;       /* bytes of the first request that have moved */
 } sim_source;
 
 typedef struct world {
@@ -103,12 +103,16 @@ static void look(world *w) {
     }
     for (int i = 0; i < w->count; i++) {
         sim_source *one = w->sources + i;
-        uint64_t chunk;
-        while (one->number >= 0 && wh_schedule_next(w->schedule, one->number, w->now, &chunk, 1)) {
+        wh_chunk_set chunks = {0};
+        if (one->number >= 0 && !wh_schedule_next(w->schedule, one->number, w->now, UINT64_MAX, &chunks)) {
+            abort();
+        }
+        for (uint64_t k = 0; k < chunks.total; k++) {
             size_t at = (one->head + one->queued++) % CHUNKS;
-            one->queue[at] = chunk;
+            one->queue[at] = wh_chunk_set_at(&chunks, k);
             one->ready_at[at] = w->now + LATENCY;
         }
+        wh_chunk_set_destroy(&chunks);
     }
 }
 
@@ -120,7 +124,7 @@ static sim_source *earliest(world *w) {
     return who;
 }
 
-/** @return false if nobody is left before everything has landed. */
+/** @return false if no source is left before everything has landed. */
 static bool run(world *w) {
     while (w->now != NEVER) {
         while (event_at(earliest(w)) <= w->now) {
@@ -211,7 +215,7 @@ static bool run_defaults(void) {
     return run_case(w) && ok;
 }
 
-/** A number that is not negative; -1: the text is none. */
+/** Parses a number that is not negative. @return -1 if the text is not such a number. */
 static double number_of(const char *text) {
     char *end;
     double number = strtod(text, &end);

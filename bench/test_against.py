@@ -31,7 +31,14 @@ class Statistics(unittest.TestCase):
 
     def test_slow_rows_are_above_the_limit(self):
         rows = [row(1.1), row(1.2)]
-        self.assertEqual(against.slow_rows(rows, 1.1), rows[1:])
+        self.assertEqual(against.slow_rows(rows, against.Limits("1.1")), rows[1:])
+
+    def test_limits_of_some_rows(self):
+        rows = [against.Row(name, [(1.0, 1.18)]) for name in ("gib", "20,000 small, ring")]
+        self.assertEqual(against.slow_rows(rows, against.Limits("1.15 20,000*=1.20")), rows[:1])
+        self.assertEqual(against.slow_rows(rows, against.Limits("gib=1.2")), rows[1:])
+        for wrong in ("1.1 1.2", "many", "gib=", "gib=x"):
+            self.assertRaises(ValueError, against.Limits, wrong)
 
     def test_steps_of_one_revision_are_named_and_not_counted(self):
         samples = [({"kept": 1.0, "gone": 1.0}, {"kept": 2.0, "added": 1.0})] * 3
@@ -114,6 +121,15 @@ class Comparison(unittest.TestCase):
         self.compare({"old": 1.0, "new": 1.0})
         self.assertEqual(len(self.order), 30)
 
+    def test_fewer_pairs_are_said(self):
+        said = "Only 14 pairs per row"
+        self.assertIn(said, self.compare({"old": 1.0, "new": 1.0}, "--pairs", "14")[1])
+        self.assertNotIn("Only", self.compare({"old": 1.0, "new": 1.0})[1])
+
+    def test_a_repeated_run_is_said(self):
+        text = self.compare({"old": 1.0, "new": against.NotMeasured("it crashed")})[1]
+        self.assertIn("suite/case: new runs again, since it failed: it crashed", text)
+
     def test_failure_of_a_program(self):
         status, text = self.compare({"old": 1.0, "new": against.NotMeasured("it crashed")})
         self.assertEqual(status, 2)
@@ -121,7 +137,7 @@ class Comparison(unittest.TestCase):
 
     def test_case_of_one_revision(self):
         status, text = self.compare({"old": 1.0, "new": 1.0}, has=lambda label: label == "old")
-        self.assertEqual(status, 2)  # nothing is left to compare
+        self.assertEqual(status, 2)  # Nothing is left to compare.
         self.assertIn("Only in old, not counted: suite/case", text)
 
     def test_unknown_case(self):

@@ -97,7 +97,7 @@ def all_lines(whole, many):
     for label, result in results:
         yield [
             label,
-            *(f"{rate(result, step) / 1e9:.2f}" for step in ("lane", "verified", *PLAIN)),
+            *(f"{rate(result, step) / 1e9:.2f}" for step in ("lane", "checked", *PLAIN)),
             result["detail"],
         ]
 

@@ -1,8 +1,10 @@
 /* `wherry bench`: measures each lane and compares it with the limits of this machine. */
 #include "bench.h"
 
-#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/times.h>
 #include <unistd.h>
 
 #include "command.h"
@@ -11,7 +13,10 @@
 
 #define MIB (INT64_C(1) << 20)
 
-enum { TENSORS = 16, CONNECTIONS = 2, TABLE_WIDTH = 110 };
+/* If other programs use more processors than this, the machine is busy. */
+#define BUSY 0.5
+
+enum { TENSORS = 16, TABLE_WIDTH = 110 };
 
 typedef struct bench_options {
     wh_common common;
@@ -22,7 +27,7 @@ typedef struct bench_options {
 
 static const wh_option options_taken[] = {
     WH_OPTION(bench_options, size, SIZE, "size", 's', "SIZE",
-              "size of the state, at least 1M (default 256M); needs three times as much memory", .least = MIB,
+              "size of the state, at least 1M (default 128M); needs three times as much memory", .least = MIB,
               .most = INT64_C(1) << 40),
     WH_OPTION(bench_options, repeats, NUMBER, "repeats", 'n', "N",
               "how often to measure each lane, 1 to 32 (default 5); prints the median", .least = 1,
@@ -50,85 +55,9 @@ const wh_command wh_command_bench = {
                 "wherry bench --size 1G --repeats 9\n"
                 "# between two hosts, on each of them:\n"
                 "torchrun --nnodes 2 --nproc-per-node 1 --no-python wherry bench --group env://\n",
-    WH_DEFAULTS(bench_options, .size = 256 * MIB, .repeats = 5),
+    WH_DEFAULTS(bench_options, .size = 128 * MIB, .repeats = 5),
     .run = run,
 };
-
-/* ---- limits of the machine ---- */
-
-typedef enum limit_kind {
-    LIMIT_COPY, /**< Two threads copy memory within a process. */
-    LIMIT_READ, /**< Two threads read another process's memory. */
-    LIMIT_TCP,  /**< Two plain TCP connections over loopback. */
-    /** Number of limits. In a row, it means that there is no limit to compare with. */
-    LIMITS,
-} limit_kind;
-
-static const char *const limit_names[LIMITS] = {
-    [LIMIT_COPY] = "memcpy, 2 threads",
-    [LIMIT_READ] = "process_vm_readv, 2 threads",
-    [LIMIT_TCP] = "TCP over loopback, 2 connections",
-};
-
-typedef struct limit_task {
-    uint64_t bytes;
-    uint32_t repeats;
-    limit_kind kind;
-} limit_task;
-
-/** Measures a limit. Rank 0 is the source. Rank 1 measures the time, after one warm-up. */
-static void measure_limit(bench_world *world, int32_t rank, void *context) {
-    const limit_task *task = context;
-    if (task->kind == LIMIT_READ) { /* if reading is not allowed, print no error */
-        dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO);
-    }
-    bench_state state = bench_state_uniform(TENSORS, task->bytes / TENSORS);
-    bench_state other = {0};
-    bench_reads reads = {0};
-    bench_state_fill(&state, true);
-    if (rank == 0) {
-        world->tables[0] = (struct iovec){state.extents, state.count * sizeof(*state.extents)};
-        world->connections = CONNECTIONS;
-    }
-    bench_gate(world);
-    if (rank == 1 && task->kind == LIMIT_COPY) {
-        other = bench_state_uniform(TENSORS, task->bytes / TENSORS);
-        bench_state_fill(&other, false);
-    } else if (rank == 1 && task->kind == LIMIT_READ) {
-        reads = bench_reads_create(world, 0, &state);
-    }
-    for (uint32_t i = 0; i <= task->repeats; i++) {
-        double seconds = 0;
-        if (task->kind == LIMIT_TCP) {
-            bench_line_up(world);
-            double begin = bench_now();
-            bench_plain(world, &state, rank == 0);
-            seconds = bench_now() - begin;
-        } else if (rank == 1) {
-            seconds = task->kind == LIMIT_COPY ? bench_copies_run(&state, &other) : bench_reads_run(&reads);
-        }
-        if (rank == 1) {
-            world->seconds[0][i ? i - 1 : 0] = seconds;
-        }
-    }
-    bench_gate(world);
-    if (reads.count) {
-        bench_reads_destroy(&reads);
-    }
-    if (other.count) {
-        bench_state_destroy(&other);
-    }
-    bench_state_destroy(&state);
-}
-
-/** Measures a limit between two new processes. @return bytes per second; 0 on failure. */
-static double limit_rate(limit_kind kind, uint64_t bytes, uint32_t repeats) {
-    limit_task task = {bytes, repeats, kind};
-    bench_world *world = bench_world_create(2);
-    double median = bench_world_run(world, measure_limit, &task) ? bench_median(world->seconds[0], (int)repeats) : 0;
-    bench_world_destroy(world);
-    return median > 0 ? (double)bytes / median : 0;
-}
 
 /* ---- lanes ---- */
 
@@ -136,7 +65,7 @@ static double limit_rate(limit_kind kind, uint64_t bytes, uint32_t repeats) {
 typedef struct row {
     char name[32];             /**< The name to print, such as "stream, TCP". */
     const wh_probe_lane *lane; /**< The result of the lane. Its `seconds` are sorted. */
-    limit_kind limit;          /**< The limit to compare with; LIMITS if there is none. */
+    bench_limit limit;         /**< The limit to compare with; BENCH_LIMITS if there is none. */
     bool used;                 /**< True if Wherry would use this lane. */
     double rate;               /**< Bytes per second; 0 if the lane does not work. */
 } row;
@@ -145,7 +74,12 @@ typedef struct measurement {
     uint64_t bytes;
     uint32_t repeats;
     bool in_group;
-    double limits[LIMITS]; /**< Bytes per second; 0 if the measurement failed. */
+    double limits[BENCH_LIMITS]; /**< Bytes per second; 0 if the measurement failed. */
+    /**
+     * Number of processors that other programs used; NAN in a group, because its other ranks count
+     * as other programs.
+     */
+    double others;
     size_t count;
     row rows[WH_PROBE_LANES_MAX + 1];
 } measurement;
@@ -153,20 +87,21 @@ typedef struct measurement {
 static void add_row(measurement *m, wh_probe_lane *lane, bool tcp, const char *used) {
     row *r = m->rows + m->count++;
     double median = lane->status == WHERRY_OK ? bench_median(lane->seconds, (int)lane->repeats) : 0;
-    *r = (row){.lane = lane, .used = strcmp(used, lane->name) == 0, .limit = LIMITS};
+    *r = (row){.lane = lane, .used = strcmp(used, lane->name) == 0, .limit = BENCH_LIMITS};
     r->rate = median > 0 ? (double)m->bytes / median : 0;
     if (!m->in_group) {
-        r->limit = tcp                               ? LIMIT_TCP
-                   : strcmp(lane->name, "cma") == 0  ? LIMIT_READ
-                   : strcmp(lane->name, "ring") == 0 ? LIMIT_COPY
-                                                     : LIMITS;
+        r->limit = tcp                               ? BENCH_LIMIT_TCP
+                   : strcmp(lane->name, "cma") == 0  ? BENCH_LIMIT_READ
+                   : strcmp(lane->name, "ring") == 0 ? BENCH_LIMIT_COPY
+                                                     : BENCH_LIMITS;
     }
+    r->limit = r->limit != BENCH_LIMITS && m->limits[r->limit] <= 0 ? BENCH_LIMITS : r->limit;
     snprintf(r->name, sizeof(r->name), "%s%s", lane->name, tcp ? ", TCP" : "");
 }
 
 static wherry_status measure(measurement *m, wh_probe *probe, wh_probe *tcp, wherry_error *error) {
-    for (int i = 0; i < LIMITS && !m->in_group; i++) {
-        m->limits[i] = limit_rate((limit_kind)i, m->bytes, m->repeats);
+    for (int i = 0; i < BENCH_LIMITS && !m->in_group; i++) {
+        m->limits[i] = bench_limit_rate((bench_limit)i, m->bytes, m->repeats);
     }
     probe->bytes = tcp->bytes = m->bytes;
     probe->repeats = tcp->repeats = m->repeats;
@@ -177,12 +112,31 @@ static wherry_status measure(measurement *m, wh_probe *probe, wh_probe *tcp, whe
         WH_THEN(status, wh_probe_run(tcp, error));
     }
     for (size_t i = 1; status == WHERRY_OK && i < probe->count; i++) {
-        add_row(m, probe->lanes + i, false, probe->lanes[0].status == WHERRY_OK ? probe->lanes[0].used : "");
+        if (wh_probe_suits(probe->lanes[i].name)) {
+            add_row(m, probe->lanes + i, false, probe->lanes[0].status == WHERRY_OK ? probe->lanes[0].used : "");
+        }
     }
     if (status == WHERRY_OK && tcp->count) {
         add_row(m, tcp->lanes, true, "");
     }
     return status;
+}
+
+/** The seconds that processors have spent on other programs and other virtual machines. */
+static double used_by_others(void) {
+    enum { USER, NICE, SYSTEM, IDLE, IOWAIT, IRQ, SOFTIRQ, STEAL, FIELDS };
+    uint64_t ticks[FIELDS] = {0};
+    char text[256];
+    char *at = text;
+    struct tms own;
+    wh_read_field("/proc/stat", "cpu ", text, sizeof(text));
+    for (int i = 0; i < FIELDS; i++) {
+        ticks[i] = strtoull(at, &at, 10);
+    }
+    times(&own);
+    clock_t ours = own.tms_utime + own.tms_stime + own.tms_cutime + own.tms_cstime;
+    return ((double)(ticks[USER] + ticks[NICE] + ticks[SYSTEM] + ticks[STEAL]) - (double)ours) /
+           (double)sysconf(_SC_CLK_TCK);
 }
 
 /* ---- the result ---- */
@@ -193,24 +147,54 @@ static void print_row(const measurement *m, const row *r) {
         wh_print_wrapped(stdout, r->lane->reason, 18, TABLE_WIDTH);
         return;
     }
-    printf("  %-14s  %6.2f GB/s (%.2f-%.2f)", r->name, r->rate * 1e-9,
-           (double)m->bytes / r->lane->seconds[r->lane->repeats - 1] * 1e-9,
-           (double)m->bytes / r->lane->seconds[0] * 1e-9);
-    if (r->limit != LIMITS && m->limits[r->limit] > 0) {
-        printf("  %3.0f%% of %s", 100 * r->rate / m->limits[r->limit], limit_names[r->limit]);
+    bool slow = r->rate < 1e9;
+    double bytes = (double)m->bytes * (slow ? 1e-6 : 1e-9);
+    int digits = slow ? 1 : 2;
+    printf("  %-14s  %6.*f %s (%.*f-%.*f)", r->name, digits, r->rate * (slow ? 1e-6 : 1e-9), slow ? "MB/s" : "GB/s",
+           digits, bytes / r->lane->seconds[r->lane->repeats - 1], digits, bytes / r->lane->seconds[0]);
+    if (r->limit != BENCH_LIMITS && r->rate > m->limits[r->limit]) {
+        printf("  at the limit of %s", bench_limit_names[r->limit]);
+    } else if (r->limit != BENCH_LIMITS) {
+        printf("  %3.0f%% of %s", 100 * r->rate / m->limits[r->limit], bench_limit_names[r->limit]);
     }
     printf("%s\n", r->used ? "  <- would be used" : "");
 }
 
+/** Explains what looks wrong: a faster lane that is not used, and figures above a limit. */
+static void print_notes(const measurement *m) {
+    const row *used = NULL;
+    const row *fastest = m->rows;
+    bool above = false;
+    for (size_t i = 0; i < m->count; i++) {
+        const row *r = m->rows + i;
+        used = r->used ? r : used;
+        fastest = r->rate > fastest->rate ? r : fastest;
+        above = above || (r->limit != BENCH_LIMITS && r->rate > m->limits[r->limit]);
+    }
+    if (used && fastest->rate > used->rate) {
+        printf("\n%s was faster here, but %s is tried first for a state like this one. WHERRY_LANES=%s changes the "
+               "order.\n",
+               fastest->name, used->name, fastest->lane->name);
+    }
+    if (above) {
+        printf("\nLimits and lanes are measured one after the other, so a lane can come out above its limit.\n");
+    }
+    if (m->others >= BUSY) {
+        printf("\nThis machine was busy (others used %.1f of %ld processors): the figures are too low.\n", m->others,
+               sysconf(_SC_NPROCESSORS_ONLN));
+    }
+}
+
 static void print_text(const measurement *m) {
     char size[WH_SIZE_TEXT_MAX];
+    char rate[WH_SIZE_TEXT_MAX];
     if (!m->in_group) {
         printf("limits of this machine\n");
-        for (int i = 0; i < LIMITS; i++) {
+        for (int i = 0; i < BENCH_LIMITS; i++) {
             if (m->limits[i] > 0) {
-                printf("  %-32s  %6.2f GB/s\n", limit_names[i], m->limits[i] * 1e-9);
+                printf("  %-32s  %11s\n", bench_limit_names[i], wh_rate_text(m->limits[i], rate));
             } else {
-                printf("  %-32s  could not be measured\n", limit_names[i]);
+                printf("  %-32s  could not be measured\n", bench_limit_names[i]);
             }
         }
         printf("\n");
@@ -220,16 +204,18 @@ static void print_text(const measurement *m) {
     for (size_t i = 0; i < m->count; i++) {
         print_row(m, m->rows + i);
     }
+    print_notes(m);
 }
 
 static void print_json(const measurement *m) {
     wh_json json = {.out = stdout};
-    wh_json_open(&json, NULL, '{');
+    wh_json_begin(&json);
     wh_json_text(&json, "version", wherry_version());
     wh_json_count(&json, "bytes", m->bytes);
+    wh_json_real(&json, "busy_processors", m->others);
     wh_json_open(&json, "limits", '{');
-    for (int i = 0; i < LIMITS && !m->in_group; i++) {
-        wh_json_real(&json, limit_names[i], m->limits[i]);
+    for (int i = 0; i < BENCH_LIMITS && !m->in_group; i++) {
+        wh_json_real(&json, bench_limit_names[i], m->limits[i]);
     }
     wh_json_close(&json, '}');
     wh_json_open(&json, "lanes", '[');
@@ -239,10 +225,10 @@ static void print_json(const measurement *m) {
         wh_json_text(&json, "name", r->name);
         wh_json_text(&json, "status", wherry_status_name((wherry_status)r->lane->status));
         wh_json_flag(&json, "used", r->used);
-        wh_json_flag(&json, "refused", r->lane->refused);
+        wh_json_flag(&json, "failed", r->lane->refused);
         wh_json_real(&json, "bytes_per_second", r->rate);
-        if (r->limit != LIMITS) {
-            wh_json_text(&json, "limit", limit_names[r->limit]);
+        if (r->limit != BENCH_LIMITS) {
+            wh_json_text(&json, "limit", bench_limit_names[r->limit]);
         }
         wh_json_text(&json, "reason", r->lane->reason);
         wh_json_open(&json, "seconds", '[');
@@ -270,7 +256,10 @@ static int run(void *context, const wh_operands *operands) {
     m.repeats = (uint32_t)options->repeats;
     m.in_group = options->group != NULL;
     probe.group = options->group;
+    double begin = wh_clock();
+    double used = used_by_others();
     wherry_status status = measure(&m, &probe, &tcp, &error);
+    m.others = m.in_group ? NAN : (used_by_others() - used) / (wh_clock() - begin);
     if (wh_interrupt_code() || status != WHERRY_OK) {
         return wh_interrupt_code() ? wh_interrupt_code() : wh_fail_status(&wh_command_bench, NULL, &error);
     }

@@ -64,9 +64,9 @@ typedef struct wh_operands {
     X(OK, 0, "success")                                                                                                \
     X(FAILED, 1, "the files differ, the doctor found a problem, or the command failed")                                \
     X(USAGE, 2, "wrong options or arguments")                                                                          \
-    X(ARGUMENT, 3, "a path, tensor or file format was not found or cannot be used")                                    \
-    X(RESOURCE, 4, "not enough memory or disk space, no permission, or a system call failed")                          \
-    X(BYTES, 5, "a file or data from the other side is damaged or malformed")                                          \
+    X(ARGUMENT, 3, "an address, token, lane or tensor was not found or cannot be used")                                \
+    X(RESOURCE, 4, "no such file, a file in the way, no permission, memory or disk space, or a failed system call")    \
+    X(BYTES, 5, "a file or data from the other side is damaged, or of an unknown format")                              \
     X(PEER, 6, "the other side refused, has a different token, gave up or died")                                       \
     X(DEADLINE, 7, "no answer in time")                                                                                \
     X(GROUP, 8, "the group can no longer be used")                                                                     \
@@ -107,6 +107,9 @@ extern const wh_command wh_command_doctor;
 extern const wh_command wh_command_fetch;
 extern const wh_command wh_command_inspect;
 extern const wh_command wh_command_serve;
+
+/** Prints the section of --help about exit codes. */
+void wh_print_exit_codes(FILE *out);
 
 /** Parses the arguments of a command and runs it. @return its exit code. */
 int wh_command_run(const wh_command *command, int argc, char **argv);
@@ -150,7 +153,22 @@ int wh_interrupt_code(void);
  */
 bool wh_read_field(const char *path, const char *name, char *text, size_t size);
 
-/** Sets the library's log level from -v and WHERRY_LOG; to `normal` if neither is given. */
+/** Reads the number after `name`, as wh_read_field does. @return 0 if there is none. */
+uint64_t wh_read_number(const char *path, const char *name);
+
+/** The memory limit of this container, by cgroup v2 or v1; UINT64_MAX if there is none. */
+uint64_t wh_container_memory(void);
+
+/**
+ * Sets the library's log level from -v and WHERRY_LOG; to `normal` if neither is given. If that is
+ * WHERRY_LOG_OFF, a command that is not quiet still says that it waits for another process.
+ */
 void wh_set_log(const wh_common *common, wherry_log_level normal);
+
+/**
+ * Prints to standard error that the command waits, unless it is quiet. @param who the process that
+ * it waits for.
+ */
+void wh_print_wait(const char *who);
 
 #endif

@@ -130,13 +130,11 @@ static bool complete(wh_demo_options *options) {
 /** Checks that the states fit in memory. @return false after printing an error. */
 static bool check_memory(const wh_demo_options *options) {
     char text[64];
-    wh_read_field("/proc/meminfo", "MemAvailable:", text, sizeof(text));
-    uint64_t available = strtoull(text, NULL, 10) * 1024;
-    wh_read_field("/sys/fs/cgroup/memory.max", "", text, sizeof(text));
-    uint64_t limit = strtoull(text, NULL, 10); /* the text "max" becomes 0, which means no limit */
+    uint64_t available = wh_read_number("/proc/meminfo", "MemAvailable:") * 1024;
+    uint64_t limit = wh_container_memory();
     uint64_t ranks = (uint64_t)options->on_host;
     uint64_t needed = ranks * (options->size + RANK_OVERHEAD_MIB * MIB);
-    available = limit && limit < available ? limit : available;
+    available = limit < available ? limit : available;
     if (available == 0 || needed <= available) {
         return true;
     }
@@ -177,16 +175,20 @@ void wh_timeline_say(wh_timeline *timeline, wh_demo_tone tone, const char *forma
         return;
     }
     wh_bar_end(&timeline->bar);
-    printf("%6.1f s  %s", wh_clock() - timeline->begin, color ? tones[tone] : "");
+    char *text = NULL;
     va_start(arguments, format);
-    vprintf(format, arguments);
+    wh_need(vasprintf(&text, format, arguments) < 0 ? NULL : text);
     va_end(arguments);
-    printf("%s\n", color ? "\033[0m" : "");
+    int indent = printf("%6.1f s  ", wh_clock() - timeline->begin);
+    printf("%s", color ? tones[tone] : "");
+    wh_print_wrapped(stdout, text, indent, WH_WIDTH_ANY);
+    printf("%s", color ? "\033[0m" : "");
     fflush(stdout);
+    free(text);
 }
 
-static double rate(uint64_t bytes, double seconds) {
-    return seconds > 0 ? (double)bytes / seconds * 1e-9 : 0;
+static const char *rate_text(uint64_t bytes, double seconds, char text[WH_SIZE_TEXT_MAX]) {
+    return wh_rate_text(seconds > 0 ? (double)bytes / seconds : 0, text);
 }
 
 /**
@@ -211,15 +213,16 @@ static void list_sources(const wh_demo_message *m, bool idle, char text[static W
 void wh_timeline_healed(wh_timeline *timeline, int rank, const wh_demo_message *message) {
     char used[WH_DEMO_TEXT_MAX];
     char idle[WH_DEMO_TEXT_MAX];
+    char rate[WH_SIZE_TEXT_MAX];
     list_sources(message, false, used);
     list_sources(message, true, idle);
     timeline->heals++;
     timeline->bytes += message->bytes;
     timeline->seconds += message->seconds;
-    wh_timeline_say(timeline, WH_DEMO_GOOD,
-                    "rank %d healed in place from %s in %.2f s, %.1f GB/s over %s, %s, at step %d%s", rank, used,
-                    message->seconds, rate(message->bytes, message->seconds), message->text,
-                    message->checked ? "checked" : "not checked", (int)message->step, idle);
+    wh_timeline_say(timeline, WH_DEMO_GOOD, "rank %d healed in place from %s in %.*f s, %s over %s%s, at step %d%s",
+                    rank, used, message->seconds < 0.02 ? 4 : 2, message->seconds,
+                    rate_text(message->bytes, message->seconds, rate), message->text,
+                    message->checked ? ", checked" : "", (int)message->step, idle);
 }
 
 void wh_timeline_progress(wh_timeline *timeline, int64_t step, const char *note) {
@@ -229,7 +232,7 @@ void wh_timeline_progress(wh_timeline *timeline, int64_t step, const char *note)
         int64_t steps = timeline->options->steps;
         snprintf(label, sizeof(label), "%6.1f s ", wh_clock() - timeline->begin);
         snprintf(detail, sizeof(detail), "step %d of %d%s", (int)step, (int)steps, note);
-        wh_bar_show(&timeline->bar, (double)step / (double)steps, label, detail);
+        wh_bar_show(&timeline->bar, (double)step / (double)steps, label, detail, "");
     }
 }
 
@@ -237,8 +240,15 @@ void wh_timeline_success(wh_timeline *timeline, const wh_demo_digest *digest, co
     const wh_demo_options *options = timeline->options;
     char size[WH_SIZE_TEXT_MAX];
     wh_bar_end(&timeline->bar);
-    printf("%sOK: %d ranks at step %d with equal digests (%016" PRIx64 "), after %s: %s at %.1f GB/s; in %.1f s%s\n",
-           timeline->color ? "\033[32m" : "", (int)options->ranks, (int)options->steps, digest->words[2], losses,
-           wh_size_text(timeline->bytes, size), rate(timeline->bytes, timeline->seconds), wh_clock() - timeline->begin,
-           timeline->color ? "\033[0m" : "");
+    char rate[WH_SIZE_TEXT_MAX];
+    char *text = NULL;
+    int length = asprintf(
+        &text, "OK: %d ranks at step %d with equal digests (%016" PRIx64 "), after %s: %s at %s; in %.1f s",
+        (int)options->ranks, (int)options->steps, digest->words[2], losses, wh_size_text(timeline->bytes, size),
+        rate_text(timeline->bytes, timeline->seconds, rate), wh_clock() - timeline->begin);
+    wh_need(length < 0 ? NULL : text);
+    printf("%s", timeline->color ? "\033[32m" : "");
+    wh_print_wrapped(stdout, text, 0, WH_WIDTH_ANY);
+    printf("%s", timeline->color ? "\033[0m" : "");
+    free(text);
 }

@@ -75,7 +75,7 @@ typedef struct wh_demo_message {
     int32_t peer;
     int64_t step;
     uint64_t ranks;                     /**< The sources of a heal, as a set: bit i is rank i. */
-    uint64_t lost;                      /**< Those of them that failed during the heal. */
+    uint64_t lost;                      /**< The sources that failed during the heal. */
     uint64_t shares[WH_DEMO_RANKS_MAX]; /**< Bytes that arrived from each rank. */
     uint64_t bytes;                     /**< Size of the state. */
     double seconds;                     /**< Time in which the bytes arrived. */

@@ -36,7 +36,7 @@
 
 /* Delay before a killed rank is replaced. A fast scheduler takes about this long. */
 #define RESTART_SECONDS 0.5
-#define SILENCE_SECONDS 60 /* if no rank sends a message for this long, the demo fails */
+#define SILENCE_SECONDS 60 /* If no rank sends a message for this long, the demo fails. */
 
 enum { LEAD = 2, FRAME_MS = 100, FOLDER_MAX = 512 };
 
@@ -102,7 +102,7 @@ static void create_folder(conductor *c) {
         return;
     }
     char *to = c->address + snprintf(c->address, sizeof(c->address), "unix://");
-    /* percent-encoding turns each byte into at most three */
+    /* Percent-encoding turns each byte into at most three. */
     for (const char *at = c->folder; *at; at++) {
         to += strchr(plain, *at) ? snprintf(to, 2, "%c", *at) : snprintf(to, 4, "%%%02X", (unsigned char)*at);
     }
@@ -113,7 +113,7 @@ static void remove_folder(conductor *c) {
     DIR *folder = c->folder[0] ? opendir(c->folder) : NULL;
     struct dirent *entry;
     while (folder && (entry = readdir(folder))) {
-        unlinkat(dirfd(folder), entry->d_name, 0); /* this fails harmlessly for "." and ".." */
+        unlinkat(dirfd(folder), entry->d_name, 0); /* This fails harmlessly for "." and "..". */
     }
     if (folder) {
         closedir(folder);
@@ -127,7 +127,7 @@ static void remove_folder(conductor *c) {
 static _Noreturn void become_rank(conductor *c, int rank, bool replaced, int control, pid_t parent) {
     char name[32];
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) { /* the parent died before prctl */
+    if (getppid() != parent) { /* The parent died before the call of prctl. */
         _exit(WH_EXIT_FAILED);
     }
     snprintf(name, sizeof(name), "wherry-rank-%d", rank);
@@ -249,7 +249,7 @@ static void set_pace(conductor *c) {
     uint64_t ready = ranks_in(c, READY);
     uint64_t sources = wh_demo_sources(ranks_in(c, TRAINING));
     if (c->patient < 0) {
-        int64_t stop = next_stop(c, find_away(c) >= 0); /* leave steps for all ranks */
+        int64_t stop = next_stop(c, find_away(c) >= 0); /* Leave steps for all ranks. */
         c->limit = lowest_step(c) + LEAD < stop ? lowest_step(c) + LEAD : stop;
         c->patient = ready ? __builtin_ctzll(ready) : -1;
         for (int i = 0; i < c->options->ranks; i++) {
@@ -339,7 +339,7 @@ static void handle_messages(conductor *c) {
     }
     bool some = poll(ready, (nfds_t)c->options->ranks, FRAME_MS) > 0;
     for (int i = 0; i < c->options->ranks && some && !c->over; i++) {
-        if (ready[i].revents && c->seats[i].pid) { /* it may just have been killed */
+        if (ready[i].revents && c->seats[i].pid) { /* The rank may just have been killed. */
             listen_to(c, i);
         }
     }
@@ -387,7 +387,7 @@ int wh_demo_conduct(const wh_demo_options *options) {
     static conductor c;
     char text[64];
     c.options = options;
-    c.ends_in_heal = options->kills > 1 && options->ranks > 2; /* another source must be left */
+    c.ends_in_heal = options->kills > 1 && options->ranks > 2; /* Another source must be left. */
     c.digests = wh_need(calloc((size_t)options->steps + 1, sizeof(*c.digests)));
     wh_timeline_begin(&c.timeline, options);
     wh_interrupt_catch();

@@ -23,7 +23,8 @@ typedef struct parameter {
 } parameter;
 
 struct wh_demo_model {
-    parameter parameters[PARAMETERS]; /**< First the embedding, then PARTS parameters per layer. */
+    /** The embedding comes first, then PARTS parameters per layer. */
+    parameter parameters[PARAMETERS];
 };
 
 /** Two words in a 128-bit register, which are processed together. */

@@ -88,7 +88,7 @@ static void on_progress(void *context, const wherry_progress *progress) {
 
 uint64_t wh_demo_sources(uint64_t ranks) {
     while (__builtin_popcountll(ranks) > WHERRY_SOURCES_MAX) {
-        ranks &= ranks - 1; /* removes the lowest one */
+        ranks &= ranks - 1; /* This removes the lowest rank from the set. */
     }
     return ranks;
 }
@@ -127,7 +127,8 @@ static wherry_status heal(demo_rank *r, uint64_t sources, int64_t step, wh_demo_
         snprintf(message_p->text, sizeof(message_p->text), "%s", stats.lane);
         for (uint32_t i = 0; i < stats.source_count; i++) {
             const wherry_source_stats *one = stats.sources + i;
-            bool late = one->status == WHERRY_TIMED_OUT && one->bytes == 0; /* not needed */
+            /* This source was not needed. */
+            bool late = one->status == WHERRY_TIMED_OUT && one->bytes == 0;
             message_p->shares[one->rank] = one->bytes;
             message_p->lost |= (uint64_t)(one->status != WHERRY_OK && !late) << one->rank;
         }
@@ -165,7 +166,8 @@ static wherry_status train(demo_rank *r) {
             tell(r, &(wh_demo_message){.kind = WH_DEMO_STEPPED, .step = r->step, .digest = digest});
         } else if (r->lend_to >= 0) {
             status = lend(r, r->lend_to);
-            status = status == WHERRY_CLOSED ? status : WHERRY_OK; /* the peer reports others */
+            /* The peer reports other errors. */
+            status = status == WHERRY_CLOSED ? status : WHERRY_OK;
             r->lend_to = -1;
         }
     }
@@ -176,7 +178,7 @@ int wh_demo_run_rank(const wh_demo_options *options, int rank, bool rejoin, cons
     demo_rank r = {.options = options, .control = control, .lend_to = -1};
     char full[WH_DEMO_ADDRESS_MAX + 64];
     snprintf(full, sizeof(full), "%s?rank=%d&size=%d", address, rank, (int)options->ranks);
-    wh_set_log(&options->common, WHERRY_LOG_ERROR); /* not for each lost source */
+    wh_set_log(&options->common, WHERRY_LOG_ERROR); /* Do not log this for each lost source. */
     wherry_status status = join(&r, full);
     if (status == WHERRY_OK) {
         wh_demo_kind kind = rejoin ? WH_DEMO_READY : WH_DEMO_STEPPED;
@@ -239,7 +241,8 @@ static wherry_status train_in_step(demo_rank *r, wh_demo_digest *digest_p, wh_ti
         if (loser == options->rank) {
             wh_demo_model_destroy(r->model);
             r->model = NULL;
-            status = wh_demo_model_create(options->size, &r->model, &r->error); /* as at step 0 */
+            /* The model is the same as at step 0. */
+            status = wh_demo_model_create(options->size, &r->model, &r->error);
             WH_THEN(status, heal(r, sources, r->step, &report));
         } else if (sources >> options->rank & 1) {
             status = lend(r, loser);
@@ -265,7 +268,8 @@ int wh_demo_run_launched(const wh_demo_options *options) {
     wh_set_log(&options->common, WHERRY_LOG_WARN);
     wh_timeline_begin(&timeline, options);
     timeline.quiet = timeline.quiet || options->rank != 0;
-    timeline.bar.terminal = false; /* no bar, because launchers mix the output of the ranks */
+    /* There is no bar, because launchers mix the output of the ranks. */
+    timeline.bar.terminal = false;
     wh_timeline_say(&timeline, WH_DEMO_PLAIN, "%d ranks, started by a launcher, each with a state of %s",
                     (int)options->ranks, wh_size_text(options->size, text));
     wherry_status status = join(&r, "env://");

@@ -54,10 +54,10 @@ static void report(comparison *c, char mark, const char *name, const char *one, 
         wh_json_text(c->json, "name", name);
         wh_json_text(c->json, "change", mark == '-' ? "removed" : mark == '+' ? "added" : "changed");
         if (one) {
-            wh_json_text(c->json, "a", one);
+            wh_json_text(c->json, "left", one);
         }
         if (other) {
-            wh_json_text(c->json, "b", other);
+            wh_json_text(c->json, "right", other);
         }
         wh_json_close(c->json, '}');
     } else if (!c->options->common.quiet) {
@@ -182,11 +182,13 @@ static int run(void *context, const wh_operands *operands) {
     }
     if (status == WHERRY_OK) {
         if (c.json) {
-            wh_json_open(c.json, NULL, '[');
+            wh_json_begin(c.json);
+            wh_json_open(c.json, "differences", '[');
         }
         status = compare_all(&c, leaves, leaves + 1, &error);
         if (c.json) {
             wh_json_close(c.json, ']');
+            wh_json_close(c.json, '}');
         }
     }
     for (int i = 0; i < 2; i++) {

@@ -1,11 +1,17 @@
 #include "file_set.h"
 
+#include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "command.h"
+#include "output.h"
 
-enum { LAYOUT_VERSION = 1 };
+enum { LAYOUT_VERSION = 1, SLICE_BYTES = 64 << 20 };
 
 /* ---- the layout ---- */
 
@@ -128,12 +134,128 @@ wherry_status wh_file_set_open(wh_file_set *set, char *const *paths, size_t coun
     return status != WHERRY_OK ? status : other;
 }
 
+/* ---- files that get shorter ---- */
+
+/** The memory of the storages of the guarded set, and whether some of it was replaced. */
+static struct {
+    struct {
+        char *begin;
+        char *end;
+    } * ranges;
+    size_t count;
+    uintptr_t page;
+    volatile sig_atomic_t lost;
+} guard;
+
+/** Handles SIGBUS: replaces the rest of the storage by zeros. Any other SIGBUS ends the process. */
+static void replace_lost(int number, siginfo_t *about, void *context) {
+    char *at = about->si_addr;
+    (void)context;
+    for (size_t i = 0; i < guard.count; i++) {
+        if (at >= guard.ranges[i].begin && at < guard.ranges[i].end) {
+            char *begin = at - (uintptr_t)at % guard.page;
+            void *zeros = mmap(begin, (size_t)(guard.ranges[i].end - begin), PROT_READ,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+            if (zeros != MAP_FAILED) {
+                guard.lost = 1;
+                return;
+            }
+        }
+    }
+    signal(number, SIG_DFL); /* The signal is raised again. */
+}
+
+static void guard_state(const wherry_value *state) {
+    wherry_flat *flat;
+    if (wherry_flatten(state, &flat, NULL) != WHERRY_OK) {
+        return;
+    }
+    size_t count = wherry_flat_count(flat);
+    guard.ranges = wh_need(realloc(guard.ranges, (guard.count + count + 1) * sizeof(*guard.ranges)));
+    for (size_t i = 0; i < count; i++) {
+        const wherry_tensor *tensor = wherry_tensor_get(wherry_flat_leaf(flat, i));
+        char *begin = tensor ? wherry_storage_data(tensor->storage) : NULL;
+        if (begin) {
+            guard.ranges[guard.count].begin = begin;
+            guard.ranges[guard.count++].end = begin + wherry_storage_nbytes(tensor->storage);
+        }
+    }
+    wherry_flat_destroy(flat);
+}
+
+void wh_file_set_guard(const wh_file_set *set) {
+    struct sigaction action = {.sa_sigaction = replace_lost, .sa_flags = SA_SIGINFO};
+    guard.page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    guard_state(set->bytes);
+    guard_state(set->states);
+    sigaction(SIGBUS, &action, NULL);
+}
+
 wherry_status wh_file_set_check(const wh_file_set *set, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < set->open_count; i++) {
         WH_THEN(status, wherry_file_check(set->open[i], error));
     }
+    if (status == WHERRY_OK && guard.lost) {
+        errno = EIO;
+        status = wh_fail_error(error, WHERRY_SYSTEM, "a served file could not be read; start `wherry serve` again");
+    }
     return status;
+}
+
+/** Prints the name, the size and the digests of the slices of a file. */
+static wherry_status digest_file(const char *name, const wherry_value *bytes, FILE *all, void (*busy)(void *),
+                                 void *context, wherry_error *error) {
+    wherry_tensor slice = *wherry_tensor_get(bytes);
+    int64_t size = slice.shape[0];
+    double told = wh_clock();
+    fprintf(all, "%s%c%lld", name, '\0', (long long)size);
+    for (int64_t at = 0; at < size; at += SLICE_BYTES) {
+        int64_t length = size - at < SLICE_BYTES ? size - at : SLICE_BYTES;
+        char hex[WH_HEX_MAX];
+        slice.offset = at;
+        slice.shape = &length;
+        wherry_status status = wh_digest_slice(&slice, hex, error);
+        if (status != WHERRY_OK || wh_interrupted(NULL)) {
+            return status != WHERRY_OK ? status : wh_fail_error(error, WHERRY_CANCELLED, "the server ends");
+        }
+        fprintf(all, " %s", hex);
+        if (wh_clock() - told > 1) {
+            busy(context);
+            told = wh_clock();
+        }
+    }
+    return WHERRY_OK;
+}
+
+wherry_status wh_file_set_digest(wh_file_set *set, void (*busy)(void *), void *context, wherry_error *error) {
+    const wherry_value *files = wh_file_set_part(set->bytes, "bytes");
+    wherry_status status = WHERRY_OK;
+    struct timespec soon;
+    do {
+        clock_gettime(CLOCK_REALTIME, &soon);
+        soon.tv_sec++;
+    } while (pthread_mutex_timedlock(&set->digesting, &soon) != 0 && (busy(context), true));
+    if (!*set->digest) {
+        char *text = NULL;
+        size_t size = 0;
+        FILE *all = wh_need(open_memstream(&text, &size));
+        for (size_t i = 0; i < wherry_dict_count(files); i++) {
+            const wherry_value *bytes = wherry_dict_at(files, i);
+            WH_THEN(status, digest_file(wh_file_set_name(files, i), bytes, all, busy, context, error));
+        }
+        fclose(all);
+        WH_THEN(status, wh_digest_bytes(wh_need(text), size, set->digest, error));
+        free(text);
+    }
+    pthread_mutex_unlock(&set->digesting);
+    return status;
+}
+
+int64_t wh_file_set_step(const char *digest) {
+    char start[16]; /* 60 bits */
+    snprintf(start, sizeof(start), "%s", digest);
+    return strtoll(start, NULL, 16);
 }
 
 void wh_file_set_close(wh_file_set *set) {
@@ -143,5 +265,5 @@ void wh_file_set_close(wh_file_set *set) {
         wherry_file_close(set->open[i]);
     }
     free(set->open);
-    *set = (wh_file_set){0};
+    pthread_mutex_destroy(&set->digesting);
 }

@@ -11,21 +11,26 @@
 #ifndef WH_CLI_FILE_SET_H
 #define WH_CLI_FILE_SET_H
 
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include <wherry/file.h>
 #include <wherry/value.h>
 
-/** The files that a server offers. Initialize it with {0}. */
+#include "tensors.h"
+
+/** The files that a server offers. Initialize it with {.digesting = PTHREAD_MUTEX_INITIALIZER}. */
 typedef struct wh_file_set {
-    wherry_value *bytes;  /**< A state with the layout above that has only "bytes". */
-    wherry_value *states; /**< A state with the layout above that has only "states". */
+    wherry_value *bytes;  /**< The state that clients get, with only its member "bytes". */
+    wherry_value *states; /**< The state that clients get, with only its member "states". */
     wherry_file **open;   /**< The open files. A file that has a state is open twice. */
     size_t open_count;
     size_t files;
     uint64_t file_bytes;
     uint64_t tensors;
+    pthread_mutex_t digesting;
+    char digest[WH_HEX_MAX]; /**< Digest of all names, sizes and bytes; "" if unknown. */
 } wh_file_set;
 
 /**
@@ -36,8 +41,29 @@ typedef struct wh_file_set {
  */
 wherry_status wh_file_set_open(wh_file_set *set, char *const *paths, size_t count, wherry_error *error);
 
-/** Checks that no file has changed. Same statuses as wherry_file_check. */
+/**
+ * From now on, reading bytes that a file has lost gives zeros instead of the signal SIGBUS, and
+ * wh_file_set_check fails. Only one set of a process can be guarded.
+ */
+void wh_file_set_guard(const wh_file_set *set);
+
+/**
+ * Checks that no file has changed. Same statuses as wherry_file_check, and WHERRY_SYSTEM if the
+ * guard has replaced bytes.
+ */
 wherry_status wh_file_set_check(const wh_file_set *set, wherry_error *error);
+
+/**
+ * Computes `digest` if it is unknown. Several threads may call this at the same time.
+ * @param busy  called about every second while the digest is computed, by any thread.
+ */
+wherry_status wh_file_set_digest(wh_file_set *set, void (*busy)(void *context), void *context, wherry_error *error);
+
+/**
+ * The step with which files are sent and received if there are several servers, so that the library
+ * checks once more that they send the same files.
+ */
+int64_t wh_file_set_step(const char *digest);
 
 void wh_file_set_close(wh_file_set *set);
 

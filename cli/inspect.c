@@ -11,12 +11,13 @@
 #include "output.h"
 #include "tensors.h"
 
-enum { HEX_MAX = 2 * WHERRY_DIGEST_BYTES + 1 };
+enum { NAME_COLUMNS = 48 };
 
 typedef struct inspect_options {
     wh_common common;
     bool digest;
     const char *token_file;
+    const char *ca;
     int64_t timeout;
 } inspect_options;
 
@@ -25,6 +26,8 @@ static const wh_option options_taken[] = {
               "print the digest of each tensor and of the whole file (with -q: of the file only)"),
     WH_OPTION(inspect_options, token_file, FILE, "token-file", 't', "FILE",
               "for an ADDRESS: read the token from FILE (default: the environment variable WHERRY_TOKEN, or a prompt)"),
+    WH_OPTION(inspect_options, ca, FILE, "ca", 0, "FILE",
+              "for an ADDRESS: the server has a certificate of the CA in this PEM file"),
     WH_OPTION(inspect_options, timeout, NUMBER, "timeout", 0, "SECONDS",
               "for an ADDRESS: how long to wait for an answer (default 30)", .least = 1, .most = 1000000),
     {.name = NULL},
@@ -39,11 +42,12 @@ const wh_command wh_command_inspect = {
     .least = 1,
     .most = 1,
     .text =
-        "Prints the tree of a checkpoint: containers, values, and tensors with dtype, shape and storage. Tensors with "
-        "the same storage number share memory. The last line has the totals. Only the header is read, so a large file "
-        "takes no longer than a small one.\n\n"
+        "Prints the tensors and values of a checkpoint, under the names that `wherry fetch --only` matches, with dtype "
+        "and shape. Tensors with the same storage number share memory. The last line has the totals. Only the header "
+        "is read, so a large file takes no longer than a small one.\n\n"
         "FILE is a safetensors file, the index of a sharded checkpoint (.safetensors.index.json), or a .wherry file. "
-        "ADDRESS is the address that `wherry serve` prints.\n\n"
+        "ADDRESS is the address that `wherry serve` prints. The first line then says how the server has proven itself: "
+        "by the key that the token names, or by a certificate.\n\n"
         "--digest reads the tensors and prints an XXH3-128 digest of the elements of each. The digest of the file "
         "covers the names, dtypes, shapes, digests and values in it. It does not depend on the file's format, the "
         "order of its tensors or their strides. It shows whether two files are equal, but it does not protect "
@@ -58,19 +62,35 @@ const wh_command wh_command_inspect = {
     .run = run,
 };
 
-/* ---- the tree ---- */
+/* ---- the list ---- */
 
-/** Finds the number of a storage. *next_p is one more than the highest number so far. */
-static size_t storage_number(const wherry_prepared *prepared, const wherry_storage *storage, size_t *next_p) {
-    size_t number = wherry_prepared_storage(prepared, *next_p) == storage ? *next_p : 0;
-    while (wherry_prepared_storage(prepared, number) != storage && wherry_prepared_storage(prepared, number)) {
-        number++; /* an earlier tensor shares the storage, so search from 0 */
+/**
+ * Numbers the storages by their order. @return one number per leaf; 0 for a leaf that is not a
+ * tensor.
+ */
+static size_t *number_storages(const wherry_prepared *prepared, const wh_leaves *leaves, size_t **uses_p) {
+    wherry_prepared_summary sums;
+    wherry_prepared_summarize(prepared, &sums);
+    size_t *numbers = wh_need(calloc(leaves->count + 1, sizeof(*numbers)));
+    size_t *uses = wh_need(calloc((size_t)sums.storages + 1, sizeof(*uses)));
+    size_t next = 0;
+    for (size_t i = 0; i < leaves->count; i++) {
+        const wherry_tensor *tensor = leaves->items[i].tensor;
+        if (tensor) {
+            size_t number = wherry_prepared_storage(prepared, next) == tensor->storage ? next : 0;
+            while (number < sums.storages && wherry_prepared_storage(prepared, number) != tensor->storage) {
+                number++; /* An earlier tensor shares the storage, so search from 0. */
+            }
+            next = number < next ? next : number + 1;
+            numbers[i] = number;
+            uses[number]++;
+        }
     }
-    *next_p = number < *next_p ? *next_p : number + 1;
-    return number;
+    *uses_p = uses;
+    return numbers;
 }
 
-static void print_leaf(wh_json *json, const wh_leaf *leaf, const wherry_prepared *prepared, size_t *next_p) {
+static void print_leaf_json(wh_json *json, const wh_leaf *leaf, size_t storage) {
     const wherry_tensor *tensor = leaf->tensor;
     char text[512];
     wh_json_open(json, NULL, '{');
@@ -85,7 +105,7 @@ static void print_leaf(wh_json *json, const wh_leaf *leaf, const wherry_prepared
         }
         wh_json_close(json, ']');
         wh_json_count(json, "bytes", wherry_tensor_count(tensor) * dtype->bytes);
-        wh_json_count(json, "storage", storage_number(prepared, tensor->storage, next_p));
+        wh_json_count(json, "storage", storage);
     } else {
         wh_leaf_text(leaf, text, sizeof(text));
         wh_json_text(json, "kind", wherry_kind_name(wherry_value_kind(leaf->value)));
@@ -94,13 +114,32 @@ static void print_leaf(wh_json *json, const wh_leaf *leaf, const wherry_prepared
     wh_json_close(json, '}');
 }
 
-/** Prints the tree as JSON. @param file  NULL if the state is from a server. */
+/** Prints a line per value. @param uses  number of tensors per storage. */
+static void print_list(const wh_leaves *leaves, const size_t *storages, const size_t *uses) {
+    int width = 0;
+    for (size_t i = 0; i < leaves->count; i++) {
+        int length = (int)strnlen(leaves->items[i].name, NAME_COLUMNS);
+        width = length > width ? length : width;
+    }
+    for (size_t i = 0; i < leaves->count; i++) {
+        const wh_leaf *leaf = leaves->items + i;
+        char text[2048];
+        wh_leaf_text(leaf, text, sizeof(text));
+        wh_print_escaped(stdout, leaf->name);
+        printf("%*s  ", width - (int)strnlen(leaf->name, (size_t)width), "");
+        wh_print_escaped(stdout, text);
+        if (leaf->tensor && uses[storages[i]] > 1) {
+            printf(", storage #%zu", storages[i]);
+        }
+        printf("\n");
+    }
+}
+
+/** Adds the members of a JSON object. @param file  NULL if the state is from a server. */
 static void print_json(const char *name, const wherry_file_summary *file, const wherry_prepared *prepared,
-                       const wh_leaves *leaves, wh_json *json) {
+                       const wh_leaves *leaves, const size_t *storages, wh_json *json) {
     wherry_prepared_summary sums;
-    size_t next = 0;
     wherry_prepared_summarize(prepared, &sums);
-    wh_json_open(json, NULL, '{');
     wh_json_text(json, "name", name);
     if (file) {
         wh_json_text(json, "format", wherry_file_format_name(file->format));
@@ -110,12 +149,11 @@ static void print_json(const char *name, const wherry_file_summary *file, const 
     wh_json_count(json, "tensors", sums.tensors);
     wh_json_count(json, "storages", sums.storages);
     wh_json_count(json, "bytes", sums.bytes);
-    wh_json_open(json, "leaves", '[');
+    wh_json_open(json, "values", '[');
     for (size_t i = 0; i < leaves->count; i++) {
-        print_leaf(json, leaves->items + i, prepared, &next);
+        print_leaf_json(json, leaves->items + i, storages[i]);
     }
     wh_json_close(json, ']');
-    wh_json_close(json, '}');
 }
 
 /** Prints the last line of the text output. */
@@ -123,18 +161,27 @@ static void print_totals(const char *name, const wherry_file_summary *file, cons
     wherry_prepared_summary sums;
     char size[WH_SIZE_TEXT_MAX];
     wherry_prepared_summarize(prepared, &sums);
+    bool one = sums.tensors == 1;
+    char *text = NULL;
+    size_t length = 0;
+    FILE *out = wh_need(open_memstream(&text, &length));
     printf("\n");
-    wh_print_escaped(stdout, name);
-    printf(": %llu tensors in %llu storages, %s", (unsigned long long)sums.tensors, (unsigned long long)sums.storages,
-           wh_size_text(sums.bytes, size));
+    wh_print_escaped(out, name);
+    fprintf(out, ": %llu tensor%s, %s", (unsigned long long)sums.tensors, one ? "" : "s",
+            wh_size_text(sums.bytes, size));
+    if (sums.storages != sums.tensors) {
+        fprintf(out, " in %llu storages", (unsigned long long)sums.storages);
+    }
     if (file) {
-        printf("; %s, %u file%s, %s", wherry_file_format_name(file->format), file->files, file->files == 1 ? "" : "s",
-               wh_size_text(file->file_bytes, size));
+        fprintf(out, "; %s, %u file%s, %s", wherry_file_format_name(file->format), file->files,
+                file->files == 1 ? "" : "s", wh_size_text(file->file_bytes, size));
     }
     if (sums.view_bytes > sums.bytes) {
-        printf("; %s shared", wh_size_text(sums.view_bytes - sums.bytes, size));
+        fprintf(out, "; %s shared", wh_size_text(sums.view_bytes - sums.bytes, size));
     }
-    printf("\n");
+    fclose(out);
+    wh_print_wrapped(stdout, wh_need(text), 0, WH_WIDTH_ANY);
+    free(text);
 }
 
 static wherry_status print_state(const char *name, const wherry_file_summary *file, const wherry_value *state,
@@ -142,15 +189,18 @@ static wherry_status print_state(const char *name, const wherry_file_summary *fi
     wh_leaves leaves = {0};
     wherry_prepared *prepared = NULL;
     wherry_status status = wherry_prepare(state, NULL, &prepared, error);
-    if (json) {
-        WH_THEN(status, wh_leaves_list(&leaves, state, error));
-    } else {
-        WH_THEN(status, wherry_value_dump(state, stdout, error));
-    }
-    if (status == WHERRY_OK && json) {
-        print_json(name, file, prepared, &leaves, json);
-    } else if (status == WHERRY_OK) {
-        print_totals(name, file, prepared);
+    WH_THEN(status, wh_leaves_list(&leaves, state, error));
+    if (status == WHERRY_OK) {
+        size_t *uses;
+        size_t *storages = number_storages(prepared, &leaves, &uses);
+        if (json) {
+            print_json(name, file, prepared, &leaves, storages, json);
+        } else {
+            print_list(&leaves, storages, uses);
+            print_totals(name, file, prepared);
+        }
+        free(storages);
+        free(uses);
     }
     wherry_prepared_destroy(prepared);
     wh_leaves_free(&leaves);
@@ -158,33 +208,6 @@ static wherry_status print_state(const char *name, const wherry_file_summary *fi
 }
 
 /* ---- digests ---- */
-
-static void write_hex(const wherry_digest *digest, char text[HEX_MAX]) {
-    for (int i = 0; i < WHERRY_DIGEST_BYTES; i++) {
-        snprintf(text + 2 * i, 3, "%02x", digest->bytes[i]);
-    }
-}
-
-/** Computes the digest of bytes as if they were the elements of a tensor. */
-static wherry_status digest_bytes(const void *bytes, size_t size, char hex[HEX_MAX], wherry_error *error) {
-    wherry_storage *storage;
-    wherry_value *tensor = NULL;
-    wherry_digest digest;
-    int64_t shape[] = {(int64_t)size};
-    wherry_status status = wherry_storage_wrap((void *)bytes, size, wherry_device_cpu(), NULL, NULL, &storage, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = wherry_tensor_create(&(wherry_tensor){.storage = storage, .dtype = WHERRY_U8, .ndim = 1, .shape = shape},
-                                  &tensor, error);
-    wherry_storage_unref(storage);
-    WH_THEN(status, wherry_tensor_digest(tensor, &digest, error));
-    if (status == WHERRY_OK) {
-        write_hex(&digest, hex);
-    }
-    wherry_value_destroy(tensor);
-    return status;
-}
 
 /**
  * Returns a local tensor of a leaf; NULL if the leaf has no tensor with this number. A tensor or a
@@ -204,14 +227,14 @@ static wherry_status describe(const wh_leaf *leaf, char *text, size_t size, wher
     wherry_prepared *prepared = NULL;
     void *manifest = NULL;
     size_t length = 0;
-    char hex[HEX_MAX];
+    char hex[WH_HEX_MAX];
     if (leaf->tensor) {
         wh_leaf_text(leaf, text, size);
         return WHERRY_OK;
     }
     wherry_status status = wherry_prepare(leaf->value, NULL, &prepared, error);
     WH_THEN(status, wherry_manifest_encode(prepared, &manifest, &length, error));
-    WH_THEN(status, digest_bytes(manifest, length, hex, error));
+    WH_THEN(status, wh_digest_bytes(manifest, length, hex, error));
     if (status == WHERRY_OK) {
         snprintf(text, size, "%s %s", wherry_kind_name(wherry_value_kind(leaf->value)), hex);
     }
@@ -226,12 +249,12 @@ static wherry_status describe(const wh_leaf *leaf, char *text, size_t size, wher
  * @param all  receives one line per leaf. The digest of the file is computed from all these lines.
  */
 static wherry_status digest_leaf(const wh_leaf *leaf, bool quiet, wh_json *json, FILE *all, wherry_error *error) {
-    char kind[2048] = ""; /* room for 64 dimensions with 19 digits each */
+    char kind[2048] = ""; /* There is room for 64 dimensions with 19 digits each. */
     bool sharded = wherry_sharded_get(leaf->value);
     wherry_status status = describe(leaf, kind, sizeof(kind), error);
     fprintf(all, "%s %s", leaf->name, kind);
     for (uint32_t i = 0; status == WHERRY_OK && local_tensor(leaf->value, i); i++) {
-        char hex[HEX_MAX];
+        char hex[WH_HEX_MAX];
         char *name = NULL;
         wherry_digest digest;
         status = wherry_tensor_digest(local_tensor(leaf->value, i), &digest, error);
@@ -239,7 +262,7 @@ static wherry_status digest_leaf(const wh_leaf *leaf, bool quiet, wh_json *json,
             break;
         }
         wh_need(asprintf(&name, sharded ? "%s[%u]" : "%s", leaf->name, i) < 0 ? NULL : name);
-        write_hex(&digest, hex);
+        wh_digest_hex(&digest, hex);
         fprintf(all, " %s", hex);
         if (json) {
             wh_json_text(json, name, hex);
@@ -258,11 +281,11 @@ static wherry_status print_digests(const char *path, const wherry_value *state, 
     wh_leaves leaves = {0};
     char *text = NULL;
     size_t size = 0;
-    char hex[HEX_MAX] = "";
+    char hex[WH_HEX_MAX] = "";
     FILE *all = wh_need(open_memstream(&text, &size));
     wherry_status status = wh_leaves_list(&leaves, state, error);
     if (json) {
-        wh_json_open(json, NULL, '{');
+        wh_json_begin(json);
         wh_json_text(json, "name", path);
         wh_json_open(json, "tensors", '{');
     }
@@ -271,10 +294,10 @@ static wherry_status print_digests(const char *path, const wherry_value *state, 
         WH_THEN(status, digest_leaf(leaves.items + i, quiet, json, all, error));
     }
     fclose(all);
-    WH_THEN(status, digest_bytes(wh_need(text), size, hex, error));
+    WH_THEN(status, wh_digest_bytes(wh_need(text), size, hex, error));
     if (json) {
         wh_json_close(json, '}');
-        wh_json_text(json, "all", hex);
+        wh_json_text(json, "digest", hex);
         wh_json_close(json, '}');
     } else if (status == WHERRY_OK) {
         wh_print_line(hex, path);
@@ -295,31 +318,76 @@ static wherry_status inspect_file(const char *path, const inspect_options *optio
         return status;
     }
     wherry_file_summarize(file, &summary);
-    status = options->digest ? print_digests(path, wherry_file_state(file), options->common.quiet, json, error)
-                             : print_state(path, &summary, wherry_file_state(file), json, error);
+    if (options->digest) {
+        status = print_digests(path, wherry_file_state(file), options->common.quiet, json, error);
+    } else {
+        if (json) {
+            wh_json_begin(json);
+        }
+        status = print_state(path, &summary, wherry_file_state(file), json, error);
+        if (json) {
+            wh_json_close(json, '}');
+        }
+    }
     wherry_file_close(file);
     return status;
+}
+
+/** Prints how the server is connected, and who it is. */
+static void print_server(const wherry_group_link *link, const inspect_options *options, wh_json *json) {
+    char key[2 * sizeof(link->key_digest) + 1] = "";
+    for (size_t i = 0; i < sizeof(link->key_digest); i++) {
+        snprintf(key + 2 * i, 3, "%02x", link->key_digest[i]);
+    }
+    bool known = *link->subject;
+    if (json) {
+        wh_json_open(json, "server", '{');
+        wh_json_text(json, "cipher", link->cipher);
+        wh_json_flag(json, "this_machine", link->local);
+        wh_json_text(json, "subject", link->subject);
+        wh_json_text(json, "key_sha256", known ? key : "");
+        wh_json_close(json, '}');
+    } else if (!options->common.quiet && known) {
+        printf("server  ");
+        wh_print_escaped(stdout, link->subject);
+        printf(", key SHA-256 %s, over %s\n", key, link->cipher);
+    } else if (!options->common.quiet) {
+        printf("server  on this machine, over a Unix socket\n");
+    }
 }
 
 static wherry_status inspect_server(const char *address, const inspect_options *options, wh_json *json,
                                     wherry_error *error) {
     wherry_value *state = NULL;
+    wherry_group_link link = {.local = false};
+    const wh_patience patience = {.timeout_s = options->timeout, .ca = options->ca};
     wh_interrupt_catch();
-    wh_set_log(&options->common, WHERRY_LOG_ERROR);
-    wherry_status status = wh_client_list(address, options->token_file, options->timeout, &state, error);
+    wh_set_log(&options->common, WHERRY_LOG_OFF);
+    wherry_status status = wh_client_list(address, options->token_file, &patience, &state, &link, error);
     const wherry_value *states = status == WHERRY_OK ? wh_file_set_part(state, "states") : NULL;
     if (status == WHERRY_OK && !states) {
         status = wh_fail_error(error, WHERRY_MALFORMED, "%s does not serve checkpoint files", address);
     }
-    if (status == WHERRY_OK && json) {
-        wh_json_open(json, NULL, '[');
+    if (states && json) {
+        wh_json_begin(json);
+        print_server(&link, options, json);
+        wh_json_open(json, "files", '[');
+    } else if (states) {
+        print_server(&link, options, NULL);
     }
     for (size_t i = 0; status == WHERRY_OK && i < wherry_dict_count(states); i++) {
         const char *name = wh_file_set_name(states, i);
+        if (json) {
+            wh_json_open(json, NULL, '{');
+        }
         status = print_state(name ? name : "?", NULL, wherry_dict_at(states, i), json, error);
+        if (json) {
+            wh_json_close(json, '}');
+        }
     }
     if (states && json) {
         wh_json_close(json, ']');
+        wh_json_close(json, '}');
     }
     wherry_value_destroy(state);
     return status;

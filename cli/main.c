@@ -103,9 +103,30 @@ int wh_interrupt_code(void) {
     return caught ? 128 + caught : 0;
 }
 
+static bool is_quiet;
+
+void wh_print_wait(const char *who) {
+    if (!is_quiet) {
+        fputs("wherry: waiting for ", stderr);
+        wh_print_escaped(stderr, who);
+        fputc('\n', stderr);
+    }
+}
+
+/** Users of the command need not know what the other ranks must call. */
+static void print_wait(void *context, const char *who, const char *call) {
+    (void)context;
+    (void)call;
+    wh_print_wait(who);
+}
+
 void wh_set_log(const wh_common *common, wherry_log_level normal) {
+    is_quiet = common->quiet;
     if (common->verbose) {
         wherry_log_set_level(WHERRY_LOG_INFO);
+    } else if (!getenv("WHERRY_LOG") && normal == WHERRY_LOG_OFF && !common->quiet) {
+        wherry_log_set_level(WHERRY_LOG_OFF);
+        wherry_log_waits_to(print_wait, NULL);
     } else if (!getenv("WHERRY_LOG")) {
         wherry_log_set_level(normal);
     }
@@ -127,6 +148,17 @@ bool wh_read_field(const char *path, const char *name, char *text, size_t size) 
     return found;
 }
 
+uint64_t wh_read_number(const char *path, const char *name) {
+    char text[64];
+    return wh_read_field(path, name, text, sizeof(text)) && *text != '-' ? strtoull(text, NULL, 10) : 0;
+}
+
+uint64_t wh_container_memory(void) {
+    uint64_t bytes = wh_read_number("/sys/fs/cgroup/memory.max", "");
+    bytes = bytes ? bytes : wh_read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes", "");
+    return bytes ? bytes : UINT64_MAX;
+}
+
 /* ---- main ---- */
 
 static void print_help(FILE *out) {
@@ -139,12 +171,47 @@ static void print_help(FILE *out) {
     fprintf(out, "\nOptions:\n"
                  "  -h, --help     print this help and exit\n"
                  "  -V, --version  print the version and exit\n\n"
-                 "`wherry COMMAND --help` explains a command, with examples and exit codes.\n"
+                 "`wherry COMMAND --help` explains a command, with examples.\n"
                  "WHERRY_LOG=off|error|warn|info|debug sets how much the library logs to standard error.\n");
+    wh_print_exit_codes(out);
 }
 
 static bool is_one_of(const char *text, const char *brief, const char *full) {
     return strcmp(text, brief) == 0 || strcmp(text, full) == 0;
+}
+
+/**
+ * Counts the letters to insert, remove, replace or swap with the next to turn a word into another.
+ */
+static size_t distance(const char *from, const char *to) {
+    if (!*from || !*to) {
+        return strlen(from) + strlen(to);
+    }
+    if (*from == *to) {
+        return distance(from + 1, to + 1);
+    }
+    size_t least = distance(from + 1, to + 1); /* Words are short, so this needs no table. */
+    size_t removed = distance(from + 1, to);
+    size_t inserted = distance(from, to + 1);
+    bool swaps = from[0] == to[1] && from[1] == to[0];
+    size_t swapped = swaps ? distance(from + 2, to + 2) : least;
+    least = removed < least ? removed : least;
+    least = inserted < least ? inserted : least;
+    return 1 + (swapped < least ? swapped : least);
+}
+
+/** Prints the error for an unknown command, with the command that the user may have meant. */
+static int fail_unknown(const char *word) {
+    const char *meant = NULL;
+    size_t least = 3; /* In a word of 5 letters, 2 may be wrong. */
+    for (size_t i = 0; commands[i] && strlen(word) < 10; i++) {
+        size_t far = distance(word, commands[i]->name);
+        meant = far < least ? commands[i]->name : meant;
+        least = far < least ? far : least;
+    }
+    return wh_fail_command(NULL, WH_EXIT_USAGE, "unknown %s '%s'%s%s%s `wherry --help` lists the commands",
+                           *word == '-' ? "option" : "command", word, meant ? ": did you mean `wherry " : ";",
+                           meant ? meant : "", meant ? "`?" : "");
 }
 
 static int run(int argc, char **argv, const wh_command **command_p) {
@@ -166,8 +233,7 @@ static int run(int argc, char **argv, const wh_command **command_p) {
             return wh_command_run(commands[i], argc - 1, argv + 1);
         }
     }
-    return wh_fail_command(NULL, WH_EXIT_USAGE, "unknown %s '%s'; `wherry --help` lists the commands",
-                           argv[1][0] == '-' ? "option" : "command", argv[1]);
+    return fail_unknown(argv[1]);
 }
 
 int main(int argc, char **argv) {
@@ -179,7 +245,7 @@ int main(int argc, char **argv) {
     if (written || code > WH_EXIT_FAILED) {
         return code;
     }
-    if (why == EPIPE && !code) { /* `wherry ... | head` is not an error */
+    if (why == EPIPE && !code) { /* `wherry ... | head` is not an error. */
         signal(SIGPIPE, SIG_DFL);
         raise(SIGPIPE);
     }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""manual.py WHERRY man [COMMAND] | bash | zsh: prints a manual page or a shell completion, made
-from the output of --help."""
+"""manual.py WHERRY man [COMMAND] | bash | zsh | fish: prints a manual page or a shell completion,
+made from the output of --help."""
 
 import re
 import subprocess
@@ -25,7 +25,7 @@ class Command:
             part.replace("\n", " ").strip() for part in self.head.split("\n\n") if part
         ]
         self.options = []  # (letter, name, value, help)
-        for line in self.sections["Options"].rstrip().splitlines():
+        for line in self.sections["Options"].split("\n\n")[0].splitlines():
             if match := OPTION.match(line):
                 self.options.append([part or "" for part in match.groups()])
             elif self.options:
@@ -100,9 +100,10 @@ def manual_page(wherry, name):
         lines += [
             ".SH ENVIRONMENT",
             term("WHERRY_LOG", "how much the library logs: off, error, warn, info or debug"),
+            term("WHERRY_TOKEN", "the token of wherry serve, also for wherry fetch and inspect"),
             term("WHERRY_LANES", "the lanes that may be used, such as cma,ring or ^cma"),
             term("WHERRY_INTERFACE", "the network interface that ranks use"),
-            *exit_codes(Command(wherry, next(iter(commands)))),
+            *exit_codes(main),
         ]
     print("\n".join(lines))
 
@@ -213,13 +214,36 @@ def zsh(commands, summaries):
     print(ZSH.replace("@SUMMARIES@", "\n".join(names)).replace("@COMMANDS@", "\n".join(cases)))
 
 
+def fish_text(text):
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def fish(commands, summaries):
+    """Each line completes one word: a command, or an option of a command."""
+    print("# fish completion for wherry\ncomplete -c wherry -n __fish_use_subcommand -f")
+    for name, summary in summaries:
+        print(f"complete -c wherry -n __fish_use_subcommand -a {name} -d {fish_text(summary)}")
+    for command in commands:
+        for letter, name, value, text in command.options:
+            words = " ".join(choices(value))
+            takes = "" if not value else " -r -F" if takes_file(value) else f" -x -a '{words}'"
+            short = f" -s {letter}" if letter else ""
+            print(
+                f"complete -c wherry -n '__fish_seen_subcommand_from {command.name}'"
+                f"{short} -l {name}{takes} -d {fish_text(text)}"
+            )
+
+
 def main(wherry, what, name=""):
     if what == "man":
         manual_page(wherry, name)
         return
     summaries = Command(wherry).commands()
     commands = [Command(wherry, one) for one, _ in summaries]
-    bash(commands) if what == "bash" else zsh(commands, summaries)
+    if what == "bash":
+        bash(commands)
+    else:
+        {"zsh": zsh, "fish": fish}[what](commands, summaries)
 
 
 if __name__ == "__main__":

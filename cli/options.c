@@ -80,7 +80,7 @@ static bool set_number(const wh_command *command, const wh_option *option, const
 }
 
 static bool set_choice(const wh_command *command, const wh_option *option, const char *text, const char **choice_p) {
-    char words[256] = ""; /* such as "auto, cma or ring" */
+    char words[256] = ""; /* For example "auto, cma or ring". */
     size_t used = 0;
     for (const char *at = option->argument; *at; at += *at == '|') {
         size_t length = strcspn(at, "|");
@@ -136,6 +136,14 @@ static void print_paragraphs(const char *text) {
     }
 }
 
+void wh_print_exit_codes(FILE *out) {
+    fprintf(out, "\nExit codes:\n");
+#define WH_X(name, code, text) fprintf(out, "  %3d  %s\n", code, text);
+    WH_EXIT_LIST(WH_X)
+#undef WH_X
+    fprintf(out, "  128 + N: ended by signal N\n");
+}
+
 static void print_help(const wh_command *command) {
     const wh_option *option;
     printf("Usage: wherry %s [OPTION...]%s%s\n\n", command->name, *command->operands ? " " : "", command->operands);
@@ -158,11 +166,7 @@ static void print_help(const wh_command *command) {
             printf("  %.*s\n", (int)strcspn(at, "\n"), at);
         }
     }
-    printf("\nExit codes:\n");
-#define WH_X(name, code, text) printf("  %3d  %s\n", code, text);
-    WH_EXIT_LIST(WH_X)
-#undef WH_X
-    printf("  128 + N: ended by signal N\n");
+    wh_print_exit_codes(stdout);
 }
 
 /* ---- parsing ---- */
@@ -176,7 +180,7 @@ static bool parse(const wh_command *command, int argc, char **argv, void *option
     for (size_t i = 0, used = 0; (option = option_at(command, i)); i++) {
         int takes = option->kind == WH_OPTION_FLAG ? no_argument : required_argument;
         if (i == OPTIONS_MAX) {
-            abort(); /* OPTIONS_MAX is too small */
+            abort(); /* OPTIONS_MAX is too small. */
         }
         longs[i] = (struct option){option->name, takes, NULL, option->letter ? option->letter : LONG_ONLY + (int)i};
         if (option->letter) {
@@ -185,7 +189,7 @@ static bool parse(const wh_command *command, int argc, char **argv, void *option
     }
     *code_p = WH_EXIT_USAGE;
     while ((found = getopt_long(argc, argv, shorts, longs, NULL)) != -1) {
-        if (found == '?') { /* getopt_long has already printed the error */
+        if (found == '?') { /* getopt_long has already printed the error. */
             fprintf(stderr, "See `wherry %s --help`.\n", command->name);
             return false;
         }
@@ -206,10 +210,10 @@ static bool parse(const wh_command *command, int argc, char **argv, void *option
 int wh_command_run(const wh_command *command, int argc, char **argv) {
     _Alignas(max_align_t) char options[OPTIONS_BYTES] = {0};
     const wh_common *common = (const void *)options;
-    char name[64]; /* the name that getopt_long prints before errors */
+    char name[64]; /* The name that getopt_long prints before errors. */
     int code;
     if (command->options_size > sizeof(options)) {
-        abort(); /* OPTIONS_BYTES is too small */
+        abort(); /* OPTIONS_BYTES is too small. */
     }
     memcpy(options, command->defaults, command->options_size);
     snprintf(name, sizeof(name), "wherry %s", command->name);

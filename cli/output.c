@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { COLUMNS_DEFAULT = 80, BAR_MIN = 8, BAR_MAX = 40, TEXT_COLUMNS = 62 };
+enum { COLUMNS_DEFAULT = 80, BAR_MIN = 4, BAR_MAX = 40, SPEED_BYTES = 1 << 20, JSON_SCHEMA = 1 };
 
 /* ---- text ---- */
 
@@ -28,6 +28,26 @@ const char *wh_size_text(uint64_t bytes, char text[WH_SIZE_TEXT_MAX]) {
         snprintf(text, WH_SIZE_TEXT_MAX, "%.1f KiB", (double)bytes / (1 << 10));
     } else {
         snprintf(text, WH_SIZE_TEXT_MAX, "%" PRIu64 " B", bytes);
+    }
+    return text;
+}
+
+const char *wh_rate_text(double rate, char text[WH_SIZE_TEXT_MAX]) {
+    double mega = rate * 1e-6;
+    snprintf(text, WH_SIZE_TEXT_MAX,
+             mega >= 1000  ? "%.2f GB/s"
+             : mega >= 100 ? "%.0f MB/s"
+                           : "%.1f MB/s",
+             mega >= 1000 ? mega / 1000 : mega);
+    return text;
+}
+
+const char *wh_speed_text(uint64_t bytes, double seconds, char text[WH_SPEED_TEXT_MAX]) {
+    char rate[WH_SIZE_TEXT_MAX];
+    *text = '\0';
+    if (bytes >= SPEED_BYTES && seconds > 0) {
+        snprintf(text, WH_SPEED_TEXT_MAX, seconds < 1 ? " in %.3f s at %s" : " in %.1f s at %s", seconds,
+                 wh_rate_text((double)bytes / seconds, rate));
     }
     return text;
 }
@@ -82,9 +102,22 @@ void wh_print_line(const char *column, const char *text) {
     printf("\n");
 }
 
+bool wh_is_terminal(FILE *stream) {
+    const char *kind = getenv("TERM");
+    return isatty(fileno(stream)) && kind && strcmp(kind, "dumb") != 0;
+}
+
+/** The columns of a terminal; `otherwise` if the stream is not a terminal that knows its size. */
+static int columns_of(FILE *stream, int otherwise) {
+    struct winsize size;
+    return ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col ? (int)size.ws_col : otherwise;
+}
+
 void wh_print_wrapped(FILE *out, const char *text, int indent, int width) {
     int column = indent;
+    int columns = columns_of(out, width);
     bool first = true;
+    width = columns < width && columns > indent ? columns : width;
     while (*text) {
         int length = (int)strcspn(text, " ");
         if (!first && column + 1 + length > width) {
@@ -149,6 +182,11 @@ void wh_json_open(wh_json *json, const char *key, char bracket) {
     json->filled[json->depth] = false;
 }
 
+void wh_json_begin(wh_json *json) {
+    wh_json_open(json, NULL, '{');
+    wh_json_count(json, "schema", JSON_SCHEMA);
+}
+
 void wh_json_close(wh_json *json, char bracket) {
     bool filled = json->filled[json->depth];
     json->depth--;
@@ -202,41 +240,51 @@ void wh_json_null(wh_json *json, const char *key) {
 
 /* ---- progress ---- */
 
-bool wh_is_terminal(FILE *stream) {
-    const char *kind = getenv("TERM");
-    return isatty(fileno(stream)) && kind && strcmp(kind, "dumb") != 0;
-}
-
 void wh_bar_begin(wh_bar *bar, FILE *out) {
     *bar = (wh_bar){.out = out, .terminal = wh_is_terminal(out)};
 }
 
-static void draw(wh_bar *bar, double fraction, const char *label, const char *detail) {
-    struct winsize size;
-    int columns = ioctl(fileno(bar->out), TIOCGWINSZ, &size) == 0 && size.ws_col ? (int)size.ws_col : COLUMNS_DEFAULT;
-    int width = columns - TEXT_COLUMNS;
-    width = width < BAR_MIN ? BAR_MIN : width > BAR_MAX ? BAR_MAX : width;
-    int full = (int)(width * fraction);
-    char marks[BAR_MAX + 1];
+/** Draws the line. If it is too long, leaves out the bar, the names, the label, then details. */
+static void draw(wh_bar *bar, double fraction, const char *label, const char *detail, const char *names) {
+    int columns = columns_of(bar->out, COLUMNS_DEFAULT);
+    char marks[BAR_MAX + 4] = "";
     char line[512];
-    memset(marks, '#', (size_t)full);
-    memset(marks + full, '-', (size_t)(width - full));
-    marks[width] = '\0';
-    snprintf(line, sizeof(line), "%s [%s] %s", label, marks, detail);
-    fprintf(bar->out, "\r%.*s\033[K", columns - 1, line);
+    int detail_size;
+    int room;
+    for (bool fits = false; !fits;) {
+        detail_size = (int)strcspn(detail, "\n");
+        room = columns - 1 - (int)(strlen(label) + (*label != 0) + strlen(names) + 2 * (*names != 0)) - detail_size;
+        fits = room >= 0 || !(*names || *label || detail[detail_size]);
+        detail += !fits && !*names && !*label ? detail_size + 1 : 0;
+        label = fits || *names ? label : "";
+        names = fits ? names : "";
+    }
+    int width = room - 3 > BAR_MAX ? BAR_MAX : room - 3;
+    if (width >= BAR_MIN) {
+        int full = (int)(width * fraction);
+        snprintf(marks, sizeof(marks), "[%*s] ", width, "");
+        memset(marks + 1, '#', (size_t)full);
+        memset(marks + 1 + full, '-', (size_t)(width - full));
+    }
+    snprintf(line, sizeof(line), "%s%s%s%.*s%s%s", label, *label ? " " : "", marks, detail_size, detail,
+             *names ? "  " : "", names);
+    /*
+     * Without automatic margins, a terminal that has just become narrower does not wrap the line.
+     */
+    fprintf(bar->out, "\r\033[?7l%.*s\033[K\033[?7h", columns - 1, line);
     fflush(bar->out);
     bar->drawn = true;
 }
 
-void wh_bar_show(wh_bar *bar, double fraction, const char *label, const char *detail) {
+void wh_bar_show(wh_bar *bar, double fraction, const char *label, const char *detail, const char *names) {
     double now = wh_clock();
     fraction = fraction > 1 ? 1 : fraction;
     int tenths = (int)(fraction * 10);
     if (bar->terminal && (now - bar->shown >= 0.1 || fraction >= 1)) {
-        draw(bar, fraction, label, detail);
+        draw(bar, fraction, label, detail, names);
         bar->shown = now;
     } else if (!bar->terminal && tenths > bar->tenths) {
-        fprintf(bar->out, "%s %s\n", label, detail);
+        fprintf(bar->out, "%s %.*s%s%s\n", label, (int)strcspn(detail, "\n"), detail, *names ? "  " : "", names);
         fflush(bar->out);
         bar->tenths = tenths;
     }
@@ -250,19 +298,32 @@ void wh_bar_end(wh_bar *bar) {
     }
 }
 
-void wh_transfer_text(uint64_t done, uint64_t total, double rate, char *text, size_t size) {
+void wh_transfer_text(uint64_t done, uint64_t total, double rate, size_t servers, char text[WH_TRANSFER_TEXT_MAX]) {
     char sizes[2][WH_SIZE_TEXT_MAX];
-    double left = rate > 0 && total > done ? (double)(total - done) / rate : 0;
-    int used =
-        snprintf(text, size, "%3d%%  %s of %s  %.2f GB/s", total ? (int)(100.0 * (double)done / (double)total) : 100,
-                 wh_size_text(done, sizes[0]), wh_size_text(total, sizes[1]), rate * 1e-9);
-    if (rate > 0 && left < 360000 && used > 0 && (size_t)used < size) {
-        unsigned seconds = (unsigned)(left + 0.5);
-        if (seconds >= 3600) {
-            snprintf(text + used, size - (size_t)used, "  %u:%02u:%02u left", seconds / 3600, seconds / 60 % 60,
-                     seconds % 60);
-        } else {
-            snprintf(text + used, size - (size_t)used, "  %u:%02u left", seconds / 60, seconds % 60);
-        }
+    char speed[WH_SIZE_TEXT_MAX] = "";
+    char left[24] = "";
+    char from[32] = "";
+    int percent = total ? (int)(100.0 * (double)done / (double)total) : 100;
+    double seconds = rate > 0 && total > done ? (double)(total - done) / rate : 0;
+    if (rate > 0) {
+        wh_rate_text(rate, speed);
+    }
+    if (rate > 0 && seconds < 360000) {
+        unsigned whole = (unsigned)(seconds + 0.5);
+        int used = whole >= 3600 ? snprintf(left, sizeof(left), "%u:", whole / 3600) : 0;
+        snprintf(left + used, sizeof(left) - (size_t)used, used ? "%02u:%02u" : "%u:%02u", whole / 60 % 60, whole % 60);
+    }
+    if (servers > 1) {
+        snprintf(from, sizeof(from), "%zu servers", servers);
+    }
+    wh_size_text(done, sizes[0]);
+    wh_size_text(total, sizes[1]);
+    for (int form = 0; form < 4; form++) {
+        const char *gap = form < 3 ? "  " : " ";
+        text += sprintf(text, "%s%3d%%", form ? "\n" : "", percent);
+        text += form < 2 ? sprintf(text, "  %s%s%s", sizes[0], form ? "" : " of ", form ? "" : sizes[1]) : 0;
+        text += sprintf(text, "%s%s", *speed ? gap : "", speed);
+        text += sprintf(text, "%s%s%s", *left ? gap : "", left, *left && form < 3 ? " left" : "");
+        text += sprintf(text, "%s%s", *from ? gap : "", from);
     }
 }

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum { WH_SIZE_TEXT_MAX = 32, WH_JSON_DEPTH_MAX = 16 };
+enum { WH_SIZE_TEXT_MAX = 32, WH_SPEED_TEXT_MAX = 80, WH_TRANSFER_TEXT_MAX = 640, WH_JSON_DEPTH_MAX = 16 };
 
 /* ---- text ---- */
 
@@ -15,6 +15,15 @@ double wh_clock(void);
 
 /** Formats a size with a unit, such as "1.00 GiB", "32.0 MiB" or "17 B". @return text. */
 const char *wh_size_text(uint64_t bytes, char text[WH_SIZE_TEXT_MAX]);
+
+/** Formats bytes per second, such as "5.42 GB/s", "310 MB/s" or "3.2 MB/s". @return text. */
+const char *wh_rate_text(double rate, char text[WH_SIZE_TEXT_MAX]);
+
+/**
+ * Formats the time and the rate of a transfer, which belong together: " in 0.870 s at 310 MB/s"; ""
+ * if there are so few bytes that the rate says nothing. @return text.
+ */
+const char *wh_speed_text(uint64_t bytes, double seconds, char text[WH_SPEED_TEXT_MAX]);
 
 /** Formats a round size in the form that options accept, such as "512M". @return text. */
 const char *wh_size_short(int64_t bytes, char text[WH_SIZE_TEXT_MAX]);
@@ -28,9 +37,12 @@ void wh_print_escaped(FILE *out, const char *text);
 /** Prints a line: `column` and two spaces, if column is not NULL, and then `text`, escaped. */
 void wh_print_line(const char *column, const char *text);
 
+/** No limit of wh_print_wrapped. */
+enum { WH_WIDTH_ANY = 1 << 20 };
+
 /**
- * Prints text and a newline, wrapped between the columns `indent` and `width`. The cursor must
- * already be at column `indent`.
+ * Prints text and a newline, wrapped between the columns `indent` and `width`, or the width of the
+ * terminal if that is less. The cursor must already be at column `indent`.
  */
 void wh_print_wrapped(FILE *out, const char *text, int indent, int width);
 
@@ -44,6 +56,8 @@ typedef struct wh_json {
     bool filled[WH_JSON_DEPTH_MAX];
 } wh_json;
 
+/** Opens the object that is the whole output, with the version of the keys: docs/command.md. */
+void wh_json_begin(wh_json *json);
 void wh_json_open(wh_json *json, const char *key, char bracket);
 void wh_json_close(wh_json *json, char bracket);
 void wh_json_text(wh_json *json, const char *key, const char *text);
@@ -74,14 +88,20 @@ void wh_bar_begin(wh_bar *bar, FILE *out);
  * Shows the current progress. On a terminal, draws the bar at most ten times per second, and always
  * at the end.
  * @param label   text before the bar.
- * @param detail  text after the bar, such as the rate.
+ * @param detail  text after the bar, such as the rate. Further lines are shorter forms of it; the
+ * first that fits is shown.
+ * @param names   text after that; "" if there is none.
  */
-void wh_bar_show(wh_bar *bar, double fraction, const char *label, const char *detail);
+void wh_bar_show(wh_bar *bar, double fraction, const char *label, const char *detail, const char *names);
 
 /** Removes the bar from the terminal. */
 void wh_bar_end(wh_bar *bar);
 
-/** Formats progress, such as "45%  6.10 GiB of 13.48 GiB  1.12 GB/s  0:06 left". */
-void wh_transfer_text(uint64_t done, uint64_t total, double rate, char *text, size_t size);
+/**
+ * Formats progress, such as "45%  6.10 GiB of 13.48 GiB  1.12 GB/s  0:06 left  3 servers", in lines
+ * that get shorter: the last has only "45% 1.12 GB/s 0:06 3 servers".
+ * @param servers  not shown if there is only one.
+ */
+void wh_transfer_text(uint64_t done, uint64_t total, double rate, size_t servers, char text[WH_TRANSFER_TEXT_MAX]);
 
 #endif

@@ -1,9 +1,14 @@
 #include "probe.h"
 
+#include <errno.h>
+#include <netdb.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +20,8 @@
 
 enum {
     TRANSFER_MS = 120000, /**< Time limit per transfer, long enough for a slow network. */
+    CONNECT_S = 1,        /**< Time limit per connection of wh_connect. */
+    LOOK_MS = 20,         /**< How often to look whether the other process has joined. */
     JOIN_MS = 60000,      /**< Time limit for joining. Ranks may start at different times. */
     TENSORS = 16,
     TAG_RESULT = 1,
@@ -27,6 +34,7 @@ typedef struct side {
     wherry_transport *transport;
     bench_state state;
     int32_t rank;
+    double connect_seconds;
 } side;
 
 /* ---- one lane ---- */
@@ -141,10 +149,11 @@ static wherry_status try_lanes(side *s, wherry_error *error) {
             status = send_repeats(s, lane, error);
         } else {
             receive_repeats(s, lane);
+            lane->connect_seconds = s->connect_seconds;
             status = wherry_group_send(s->group, 0, TAG_RESULT, lane, sizeof(*lane), TRANSFER_MS, error);
         }
     }
-    if (s->probe->group) { /* the other ranks wait here until ranks 0 and 1 are done */
+    if (s->probe->group) { /* The other ranks wait here until ranks 0 and 1 are done. */
         WH_THEN(status, wherry_group_barrier(s->group, 1, TRANSFER_MS, error));
     }
     return status;
@@ -170,21 +179,44 @@ static void leave(side *s) {
 
 /* ---- two processes on this machine ---- */
 
-/** Runs in the child process. Reads the address of the group from the pipe, and joins. */
-static _Noreturn void run_receiver(wh_probe *probe, int pipe_end, pid_t parent) {
+/**
+ * Runs in the child process. Reads the address of the group from the socket, and joins. If that
+ * fails, writes why.
+ */
+static _Noreturn void run_receiver(wh_probe *probe, int wire, pid_t parent) {
     char address[2 * WHERRY_GROUP_MEETING_MAX];
     side s = {.probe = probe, .rank = 1};
     wherry_error error;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    ssize_t size = getppid() == parent ? read(pipe_end, address, sizeof(address) - 1) : 0;
+    ssize_t size = getppid() == parent ? read(wire, address, sizeof(address) - 1) : 0;
     address[size > 0 ? size : 0] = '\0';
     wherry_status status = size > 0 ? join(&s, address, 2, WHERRY_JOIN_CLIENT, &error) : WHERRY_CANCELLED;
+    if (status != WHERRY_OK && size > 0 && write(wire, error.message, strlen(error.message)) < 0) {
+        _exit(EXIT_FAILURE);
+    }
     WH_THEN(status, try_lanes(&s, &error));
     leave(&s);
     _exit(status == WHERRY_OK ? EXIT_SUCCESS : EXIT_FAILURE);
 }
 
-static wherry_status run_source(side *s, int pipe_end, wherry_error *error) {
+/** Waits until the receiver has joined, or has written why it could not. */
+static wherry_status await_receiver(const side *s, int wire, wherry_error *error) {
+    char said[512];
+    struct pollfd at = {wire, POLLIN, 0};
+    while (!wherry_group_alive(s->group, 1)) {
+        if (wh_interrupted(NULL)) {
+            return wh_fail_error(error, WHERRY_CANCELLED, "interrupted");
+        }
+        if (poll(&at, 1, LOOK_MS) == 1) {
+            ssize_t size = read(wire, said, sizeof(said));
+            return wh_fail_error(error, WHERRY_PEER_LOST, "a second process could not join: %.*s",
+                                 size > 0 ? (int)size : 0, said);
+        }
+    }
+    return WHERRY_OK;
+}
+
+static wherry_status run_source(side *s, int wire, wherry_error *error) {
     char meeting[WHERRY_GROUP_MEETING_MAX];
     char address[2 * WHERRY_GROUP_MEETING_MAX];
     const char *more = s->probe->tcp ? "&shortcut=0" : "";
@@ -193,10 +225,11 @@ static wherry_status run_source(side *s, int pipe_end, wherry_error *error) {
     WH_THEN(status, wherry_group_meeting(s->group, meeting, error));
     if (status == WHERRY_OK) {
         snprintf(address, sizeof(address), "%s?rank=1&size=2%s", meeting, more);
-        if (write(pipe_end, address, strlen(address)) < 0) {
-            status = wh_fail_error(error, WHERRY_SYSTEM, "cannot write to a pipe");
+        if (write(wire, address, strlen(address)) < 0) {
+            status = wh_fail_error(error, WHERRY_SYSTEM, "cannot write to a socket");
         }
     }
+    WH_THEN(status, await_receiver(s, wire, error));
     WH_THEN(status, try_lanes(s, error));
     return status;
 }
@@ -205,8 +238,8 @@ static wherry_status run_here(wh_probe *probe, wherry_error *error) {
     int ends[2];
     pid_t parent = getpid();
     side s = {.probe = probe};
-    if (pipe(ends) != 0) {
-        return wh_fail_error(error, WHERRY_SYSTEM, "cannot create a pipe");
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+        return wh_fail_error(error, WHERRY_SYSTEM, "cannot create a pair of sockets");
     }
     fflush(NULL);
     pid_t child = fork();
@@ -230,16 +263,69 @@ static wherry_status run_here(wh_probe *probe, wherry_error *error) {
 
 static wherry_status run_in_group(wh_probe *probe, wherry_error *error) {
     side s = {.probe = probe};
+    double begin = wh_clock();
     wherry_status status = join(&s, probe->group, 0, 0, error);
+    probe->join_seconds = wh_clock() - begin;
     if (status == WHERRY_OK && wherry_group_size(s.group) < 2) {
         status = wh_fail_error(error, WHERRY_INVALID_ARGUMENT, "the group has only one rank; start at least two");
     }
     if (status == WHERRY_OK) {
+        char meeting[WHERRY_GROUP_MEETING_MAX];
         s.rank = probe->rank = wherry_group_rank(s.group);
+        if (s.rank == 1 && wherry_group_meeting(s.group, meeting, NULL) == WHERRY_OK &&
+            !wh_connect(meeting, &s.connect_seconds)) {
+            s.connect_seconds = 0;
+        }
+        /* Do this now, because rank 1 may leave first. */
+        probe->linked = s.rank == 0 && wherry_group_describe(s.group, 1, &probe->link, NULL) == WHERRY_OK;
         status = try_lanes(&s, error);
     }
     leave(&s);
     return status;
+}
+
+/** Connects a new socket, and closes it. @return 0, or errno. */
+static int connect_to(const struct sockaddr *address, socklen_t size) {
+    const struct timeval limit = {.tv_sec = CONNECT_S};
+    int end = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    setsockopt(end, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+    int why = connect(end, address, size) == 0 ? 0 : errno;
+    close(end);
+    return why == EINPROGRESS ? ETIMEDOUT : why;
+}
+
+bool wh_connect(const char *address, double *seconds_p) {
+    struct sockaddr_un local = {.sun_family = AF_UNIX};
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL;
+    char host[256];
+    char port[8];
+    double begin = wh_clock();
+    int why = ECONNREFUSED;
+    if (strncmp(address, "unix://", 7) == 0) {
+        address += 7;
+        snprintf(local.sun_path, sizeof(local.sun_path), "%.*s", (int)strcspn(address, "?"), address);
+        why = connect_to((const struct sockaddr *)&local, sizeof(local));
+    } else if (sscanf(address, "tcp://[%255[^]]]:%7[0-9]", host, port) != 2 &&
+               sscanf(address, "tcp://%255[^:]:%7[0-9]", host, port) != 2) {
+        why = EINVAL;
+    } else if (getaddrinfo(host, port, &hints, &found) != 0) {
+        why = EADDRNOTAVAIL;
+    }
+    for (const struct addrinfo *at = found; at && why; at = at->ai_next) {
+        int now = connect_to(at->ai_addr, at->ai_addrlen);
+        why = now == ECONNREFUSED ? why : now;
+    }
+    if (found) {
+        freeaddrinfo(found);
+    }
+    *seconds_p = wh_clock() - begin;
+    errno = why;
+    return !why;
+}
+
+bool wh_probe_suits(const char *lane) {
+    return strcmp(lane, "cuda_ipc") != 0 && strcmp(lane, "nccl") != 0 && strcmp(lane, "blocks") != 0;
 }
 
 wherry_status wh_probe_run(wh_probe *probe, wherry_error *error) {

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include <wherry/checkpoint.h>
+#include <wherry/group.h>
 
 enum { WH_PROBE_LANES_MAX = 16, WH_PROBE_REPEATS_MAX = 32 };
 
@@ -22,6 +23,8 @@ typedef struct wh_probe_lane {
     int32_t status;                        /**< A wherry_status. */
     uint32_t refused;                      /**< 1 if the lane should have worked but failed. */
     uint32_t repeats;                      /**< Number of entries of `seconds`. */
+    /** Of a group: how long rank 1 takes to connect to the meeting point; 0 if unknown. */
+    double connect_seconds;
     /** Duration of each receive. The first receive, a warm-up, is not included. */
     double seconds[WH_PROBE_REPEATS_MAX];
 } wh_probe_lane;
@@ -36,13 +39,28 @@ typedef struct wh_probe {
     const char *only;
     /** If `group` is NULL: connect the two processes over TCP. */
     bool tcp;
-    uint64_t bytes;   /**< Size of the state in bytes. */
-    uint32_t repeats; /**< How many receives to measure per lane. */
+    uint64_t bytes;         /**< Size of the state in bytes. */
+    uint32_t repeats;       /**< How many receives to measure per lane. */
+    bool linked;            /**< Result: `link` describes the connection between ranks 0 and 1. */
+    wherry_group_link link; /**< Result. */
+    /** Result: how long joining took, including the wait for the others. */
+    double join_seconds;
     /** Result: the rank of this process. Only rank 0 gets the other results. */
     int32_t rank;
     size_t count;                            /**< Result: number of entries of `lanes`. */
     wh_probe_lane lanes[WH_PROBE_LANES_MAX]; /**< Result: see `only`. */
 } wh_probe;
+
+/**
+ * True if this lane could move the state of a probe: host memory, between ranks that have sockets.
+ */
+bool wh_probe_suits(const char *lane);
+
+/**
+ * Connects to tcp://HOST:PORT, whatever follows, or unix://PATH, and closes the connection.
+ * @return false, with errno, if that fails; ECONNREFUSED only if all addresses of HOST refuse.
+ */
+bool wh_connect(const char *address, double *seconds_p);
 
 /**
  * Tries the lanes. Each transfer may take up to two minutes, and joining the group up to one. The

@@ -88,11 +88,21 @@ void wh_leaf_text(const wh_leaf *leaf, char *text, size_t size) {
         }
         fputc(']', out);
     } else {
-        wherry_value_dump(leaf->value, out, NULL); /* only the first line is used */
+        wherry_value_dump(leaf->value, out, NULL); /* Only the first line is used. */
     }
     fclose(out);
     snprintf(text, size, "%.*s", (int)strcspn(wh_need(dump), "\n"), dump);
     free(dump);
+}
+
+uint64_t wh_tensor_bytes(const wherry_value *state) {
+    wherry_prepared *prepared = NULL;
+    wherry_prepared_summary sums = {0};
+    if (wherry_prepare(state, NULL, &prepared, NULL) == WHERRY_OK) {
+        wherry_prepared_summarize(prepared, &sums);
+    }
+    wherry_prepared_destroy(prepared);
+    return sums.bytes;
 }
 
 /* ---- a part of a state ---- */
@@ -155,4 +165,33 @@ wherry_status wh_leaves_pick(const wherry_value *state, const char *pattern, whe
                              wherry_error *error) {
     *state_p = NULL;
     return pick(pattern, "", state, state_p, error);
+}
+
+/* ---- digests ---- */
+
+void wh_digest_hex(const wherry_digest *digest, char hex[WH_HEX_MAX]) {
+    for (int i = 0; i < WHERRY_DIGEST_BYTES; i++) {
+        snprintf(hex + 2 * i, 3, "%02x", digest->bytes[i]);
+    }
+}
+
+wherry_status wh_digest_slice(const wherry_tensor *slice, char hex[WH_HEX_MAX], wherry_error *error) {
+    wherry_value *tensor = NULL;
+    wherry_digest digest;
+    wherry_status status = wherry_tensor_create(slice, &tensor, error);
+    WH_THEN(status, wherry_tensor_digest(tensor, &digest, error));
+    if (status == WHERRY_OK) {
+        wh_digest_hex(&digest, hex);
+    }
+    wherry_value_destroy(tensor);
+    return status;
+}
+
+wherry_status wh_digest_bytes(const void *bytes, size_t size, char hex[WH_HEX_MAX], wherry_error *error) {
+    wherry_tensor all = {.dtype = WHERRY_U8, .ndim = 1, .shape = (int64_t[]){(int64_t)size}};
+    wherry_status status =
+        wherry_storage_wrap((void *)bytes, size, wherry_device_cpu(), NULL, NULL, &all.storage, error);
+    WH_THEN(status, wh_digest_slice(&all, hex, error));
+    wherry_storage_unref(all.storage);
+    return status;
 }

@@ -4,10 +4,11 @@
     python examples/recover.py --ranks 4 --kill 2 --at 7
 
 Each rank trains a copy of a small model on its share of the data, and averages gradients with an
-all-reduce. Rank 2 is killed inside the all-reduce of step 7 and started again. The survivors
-notice, form the process group again, and agree on the highest step that was committed. The new rank
-gets model and optimizer from a rank that has this step, in place, through wherry.torch.PGTransport.
-The script also runs the same training without a kill, and compares the weights bit for bit.
+all-reduce. Rank 2 is killed inside the all-reduce after 7 steps, and started again. The survivors
+notice (some may have done that step, if they had all gradients already), form the process group
+again, and agree on the highest step that was committed. The new rank gets model and optimizer from
+a rank that has this step, in place, through wherry.torch.PGTransport. The script also runs the same
+training without a kill, and compares the weights bit for bit.
 
 For your own training, copy `train`, `form_group` and `heal`.
 """
@@ -74,11 +75,13 @@ class Worker:
                 return
             except (
                 RuntimeError,
-                wherry.PeerError,
-                wherry.Timeout,
+                wherry.errors.PeerError,
+                wherry.errors.Timeout,
             ) as error:  # a peer is gone, or late
                 where = (
-                    f"in step {self.step}" if self.step >= 0 else "before it had a complete state"
+                    f"after {self.step} steps"
+                    if self.step >= 0
+                    else "before it had a complete state"
                 )
                 self.tell(f"lost the group {where}: {str(error).splitlines()[0]}")
 
@@ -241,7 +244,7 @@ def main():
         type=int,
         nargs="+",
         default=[7],
-        help="the step in which each is killed (default 7)",
+        help="after how many steps each is killed (default 7)",
     )
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument(
@@ -259,7 +262,10 @@ def main():
     undisturbed = run_training(arguments, [])
     print(
         "The same training, with",
-        " and ".join(f"rank {rank} killed in step {step}" for rank, step in kills) + ":",
+        " and ".join(
+            f"rank {rank} killed in the all-reduce after {step} steps" for rank, step in kills
+        )
+        + ":",
     )
     disturbed = run_training(arguments, kills)
     if undisturbed is None or undisturbed != disturbed:

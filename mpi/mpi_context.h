@@ -102,7 +102,7 @@ typedef struct wh_mpi_operation {
     uint32_t channel;
     uint8_t *bytes; /**< Get: the destination. */
     size_t size;
-    struct iovec whole;       /**< Put of one run: that run. */
+    struct iovec whole;       /**< Put of one run: the run. */
     const struct iovec *runs; /**< Put: the run that contains the next byte to copy. */
     size_t skip;              /**< Put: number of bytes of that run that were already copied. */
     size_t done;              /**< Number of bytes that were copied (put) or received (get). */
@@ -155,7 +155,7 @@ typedef struct wh_mpi {
      */
     atomic_int under_way;
     /** Time of the last message that was sent or received, or of the last wake. */
-    _Atomic uint64_t lively;
+    _Atomic uint64_t active_at;
 } wh_mpi;
 
 /**
@@ -183,7 +183,7 @@ uint64_t wh_mpi_now(void);
  * Records that a message was sent or received, or that a thread was woken. The next message will
  * probably follow soon.
  */
-void wh_mpi_note_lively(wh_mpi *mpi);
+void wh_mpi_note_activity(wh_mpi *mpi);
 
 /** A wait with a time limit. It polls at first. Then it sleeps, each time longer than before. */
 typedef struct wh_mpi_wait {

@@ -33,7 +33,7 @@ enum { QUICK_US = 2000, SLEEP_US = 200, SLEEP_BUSY_US = 1000 };
  */
 static void begin_wait(wh_mpi *mpi, wh_mpi_wait *wait, wh_mpi_alarm *alarm, uint32_t timeout_ms) {
     wh_mpi_wait_begin(wait, alarm, timeout_ms, QUICK_US, SLEEP_US);
-    wait->begin = atomic_load_explicit(&mpi->lively, memory_order_relaxed);
+    wait->begin = atomic_load_explicit(&mpi->active_at, memory_order_relaxed);
     wait->modest = true;
 }
 
@@ -199,7 +199,7 @@ wherry_status wh_mpi_send(void *context, int32_t rank, const void *bytes, size_t
     *one = (wh_mpi_outgoing){.rank = rank, .size = size, .awaited = awaited};
     memcpy(one->bytes, bytes, size);
     wh_mpi_wait wait;
-    wh_mpi_note_lively(mpi);
+    wh_mpi_note_activity(mpi);
     begin_wait(mpi, &wait, NULL, timeout_ms);
     for (bool room = false; !room;) {
         pthread_mutex_lock(&mpi->lock);
@@ -276,7 +276,7 @@ wherry_status wh_mpi_receive(void *context, uint32_t timeout_ms, wherry_group_de
         int code = progress(mpi, &whole, &rank);
         any = hand_over(whole, deliver, sink);
         if (any) {
-            wh_mpi_note_lively(mpi);
+            wh_mpi_note_activity(mpi);
         }
         if (code != MPI_SUCCESS) {
             return wh_mpi_fail_code(error, code, rank, "receiving messages with MPI");

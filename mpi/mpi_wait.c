@@ -30,14 +30,14 @@ void wh_mpi_alarm_destroy(wh_mpi_alarm *alarm) {
     pthread_mutex_destroy(&alarm->lock);
 }
 
-void wh_mpi_note_lively(wh_mpi *mpi) {
-    atomic_store_explicit(&mpi->lively, wh_mpi_now(), memory_order_relaxed);
+void wh_mpi_note_activity(wh_mpi *mpi) {
+    atomic_store_explicit(&mpi->active_at, wh_mpi_now(), memory_order_relaxed);
 }
 
 void wh_mpi_wake(void *context) {
     wh_mpi *mpi = context;
     wh_mpi_alarm *alarm = &mpi->alarm;
-    wh_mpi_note_lively(mpi);
+    wh_mpi_note_activity(mpi);
     pthread_mutex_lock(&alarm->lock);
     alarm->rings = true;
     pthread_cond_signal(&alarm->ringing);

@@ -152,7 +152,8 @@ typedef struct wherry_error {
     int32_t rank;         /**< The rank that the error is about; -1 if there is none. */
     /**
      * A wherry_lane_reason, if the error says why a lane was not used. If it is 0, the library
-     * derives the reason from the status.
+     * derives the reason from the status. At a source with WHERRY_ABORTED: the status with which
+     * the receiver gave up, without its minus sign.
      */
     uint32_t reason;
     uint64_t offset; /**< Byte offset in the input; UINT64_MAX if there is none. */
@@ -169,9 +170,10 @@ typedef struct wherry_error {
 /**
  * @name Log
  *
- * By default, errors and warnings go to standard error. The environment variable WHERRY_LOG (off,
- * error, warn, info, debug) changes the level; it is read once. A program can receive the lines
- * itself: see wherry_log_to.
+ * By default, errors and warnings go to standard error. If a call waits for another rank for more
+ * than 3 s, a line of level info says so, and again every 30 s. The environment variable WHERRY_LOG
+ * (off, error, warn, info, debug) changes the level; it is read once. A program can receive the
+ * lines itself: see wherry_log_to.
  */
 /** @{ */
 
@@ -199,6 +201,19 @@ typedef void (*wherry_log_fn)(void *context, wherry_log_level level, const char 
  * it and no thread is inside the library.
  */
 WHERRY_API void wherry_log_to(wherry_log_fn fn, void *context);
+
+/**
+ * Receives the news that a call waits for others. Otherwise like wherry_log_fn.
+ * @param who whom the call waits for, such as "rank 1 at 127.0.0.1:29500".
+ * @param call  what they must call; "" if they need not call anything, or may call several things.
+ */
+typedef void (*wherry_wait_fn)(void *context, const char *who, const char *call);
+
+/**
+ * Like wherry_log_to, for the lines about waits: sends them to a function instead of the log,
+ * whatever the log level.
+ */
+WHERRY_API void wherry_log_waits_to(wherry_wait_fn fn, void *context);
 
 /** Sets the log level. This overrides WHERRY_LOG. Any thread may call this at any time. */
 WHERRY_API void wherry_log_set_level(wherry_log_level level);

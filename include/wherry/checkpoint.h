@@ -1,6 +1,5 @@
 /**
- * @file wherry/checkpoint.h  Sends a state to other ranks and receives one. This is the library's
- * main purpose.
+ * @file wherry/checkpoint.h  Sends a state to other ranks and receives one.
  *
  *     source:    wherry_checkpoint_send(transport, (int32_t[]){2}, 1, state, NULL, NULL, &error);
  *     receiver:  wherry_checkpoint_recv(transport, 0, NULL, &state, &error);
@@ -9,8 +8,7 @@
  * plus a short time to tell the other side. Several threads may use a transport at the same time,
  * in both directions. Each receive is paired with the oldest waiting send to its rank.
  *
- * Sections: transports, statistics and progress, options, send and receive. Available since
- * version 0.1.
+ * Available since version 0.1.
  */
 #ifndef WHERRY_CHECKPOINT_H
 #define WHERRY_CHECKPOINT_H
@@ -34,16 +32,10 @@ extern "C" {
 /** Sends and receives checkpoints over a group. Opaque. */
 typedef struct wherry_transport wherry_transport;
 
-/**
- * Options of a transport. Initialize them with wherry_transport_options_init, then change what you
- * need.
- */
+/** Options of a transport. Initialize them with wherry_transport_options_init. */
 typedef struct wherry_transport_options {
     uint32_t struct_size; /**< sizeof(wherry_transport_options). */
-    /**
-     * A number from 0 to 65535 that identifies the transport. Each transport of a group needs a
-     * different number. All ranks must use the same number for the same transport. Default 0.
-     */
+    /** 0 to 65535. Transports of one group differ in it; all ranks use the same. Default 0. */
     uint32_t number;
 } wherry_transport_options;
 
@@ -62,10 +54,7 @@ WHERRY_API void wherry_transport_options_init(wherry_transport_options *options)
 WHERRY_API wherry_status wherry_transport_create(wherry_group *group, const wherry_transport_options *options,
                                                  wherry_transport **transport_p, wherry_error *error);
 
-/**
- * Destroys a transport. Does not block. No thread may be inside a call of the transport. transport
- * may be NULL.
- */
+/** Destroys a transport, or NULL. Does not block. No thread may be inside a call of it. */
 WHERRY_API void wherry_transport_destroy(wherry_transport *transport);
 
 /**
@@ -97,10 +86,7 @@ WHERRY_API const char *wherry_transport_lane(const wherry_transport *transport, 
 /** Size of wherry_stats.detail in bytes, including the final zero. */
 #define WHERRY_LANE_DETAIL_MAX 160
 
-/**
- * Size of wherry_skipped_lane.text in bytes, including the final zero. There is room for a cause
- * and for what to do about it.
- */
+/** Size of wherry_skipped_lane.text in bytes, including the final zero. */
 #define WHERRY_LANE_TEXT_MAX 320
 
 /** wherry_stats.skipped has at most this many entries. */
@@ -164,8 +150,7 @@ typedef struct wherry_stats {
      * request to the arrival of the plan.
      */
     double plan_seconds;
-    /** Time to move the bytes. Includes the digests that are computed at the same time. */
-    double data_seconds;
+    double data_seconds; /**< Time to move the bytes, and to compute digests at the same time. */
     /** Receiver: time from the last byte to the last digest. Part of data_seconds. */
     double check_seconds;
     /** Receiver: time from the last digest until the source has confirmed the end. */
@@ -178,7 +163,7 @@ typedef struct wherry_stats {
     uint64_t chunks;       /**< Number of chunks that arrived. */
     uint64_t messages;     /**< Number of control messages that this side sent. */
     uint32_t workers;      /**< Number of threads that moved bytes on this side. */
-    uint32_t checked;      /**< 1 if the data was checked against digests. */
+    uint32_t checked;      /**< 1 if the data was checked: by digests, or by encryption. */
     /** The lane that was used; "cma+cuda_ipc" if two were used; "" if no byte moved. */
     char lane[WHERRY_LANE_NAME_MAX];
     /** Why other lanes were not used: "cma: Operation not permitted; ring: ...". */
@@ -193,6 +178,8 @@ typedef struct wherry_stats {
     uint32_t skipped_count; /**< Number of entries of `skipped`. */
     /** The lanes that `reasons` lists, one entry per lane. */
     wherry_skipped_lane skipped[WHERRY_SKIPPED_LANES_MAX];
+    /** Receiver: 1 if all data was encrypted on its way. 0 for lanes that stay on one host. */
+    uint32_t verified;
     uint32_t source_count; /**< Receiver: number of entries of `sources`. */
     /** Receiver: its sources, in the order in which the caller named them. */
     wherry_source_stats sources[WHERRY_SOURCES_MAX];
@@ -223,19 +210,13 @@ typedef enum wherry_tensor_state {
     WHERRY_TENSOR_UNTOUCHED = 2, /**< Unchanged. */
 } wherry_tensor_state;
 
-/**
- * What a failed receive has written, tensor by tensor. Opaque. It never changes, so any thread may
- * read it.
- */
+/** What a failed receive has written, tensor by tensor. Opaque. Any thread may read it. */
 typedef struct wherry_report wherry_report;
 
 /** The number of tensors that are in this state; 0 if report is NULL. */
 WHERRY_API size_t wherry_report_count(const wherry_report *report, wherry_tensor_state state);
 
-/**
- * The path of tensor number `index` among those in this state, borrowed; NULL if `index` is too
- * large.
- */
+/** The path of tensor `index` of those in this state, borrowed; NULL if `index` is too large. */
 WHERRY_API const char *wherry_report_path(const wherry_report *report, wherry_tensor_state state, size_t index);
 
 /** Destroys a report. report may be NULL. */
@@ -244,9 +225,7 @@ WHERRY_API void wherry_report_destroy(wherry_report *report);
 /** Value of wherry_trace_event.chunk for an event that is a phase, not a range of bytes. */
 #define WHERRY_TRACE_PHASE UINT64_MAX
 
-/**
- * One event of a receive: a phase, or a range of bytes that arrived. The strings are valid forever.
- */
+/** One event of a receive: a phase, or a range that arrived. The strings are valid forever. */
 typedef struct wherry_trace_event {
     /** Phase: "offer", "plan", "compare", "data" or "release". Range: "chunk". */
     const char *name;
@@ -261,8 +240,7 @@ typedef struct wherry_trace_event {
 
 /**
  * Receives one event: each range when it has arrived, and each phase when the receive ends. Several
- * worker threads may call the function at the same time. A range on a device is reported by the
- * worker that first notices its arrival. The function must be quick and must not call the library.
+ * threads may call the function at once. It must be quick, and must not call the library.
  * `wherry fetch --trace` draws these events.
  */
 typedef void (*wherry_trace_fn)(void *context, const wherry_trace_event *event);
@@ -290,30 +268,30 @@ typedef enum wherry_require {
 } wherry_require;
 
 /**
- * Provides the state to receive into. The thread inside the receive calls this function once,
- * without holding a lock. The function may block, but must not use the transport.
+ * Provides the state to receive into. The thread inside the receive calls it once, without a lock.
+ * It may block, but must not use the transport.
  * @param target_p  borrowed until the receive returns. NULL to receive into new memory.
  * @return WHERRY_OK, or a status that ends the receive and becomes its result.
  */
 typedef wherry_status (*wherry_target_fn)(void *context, const wherry_value **target_p);
 
 /**
- * Inspects an offered state before anything is planned or written, and may refuse it. This is for
- * bindings that do not accept every object. The tensors have no memory yet. Called like
- * wherry_target_fn.
+ * Inspects an offered state before anything is planned or written, and may refuse it. The tensors
+ * have no memory yet. Called like wherry_target_fn.
  * @param state  borrowed during the call.
  * @return WHERRY_OK, or a status that ends the receive and becomes its result.
  */
 typedef wherry_status (*wherry_inspect_fn)(void *context, const wherry_value *state);
 
-/**
- * Inspects an offered state like wherry_inspect_fn, and provides the state to receive into. This is
- * for receivers whose target depends on the offer, such as one that receives into a new file.
- * @param state     borrowed during the call.
- * @param target_p  borrowed until the receive returns. NULL to receive into new memory.
- * @return WHERRY_OK, or a status that ends the receive and becomes its result.
- */
+/** wherry_inspect_fn and wherry_target_fn in one, for a target that depends on the offer. */
 typedef wherry_status (*wherry_accept_fn)(void *context, const wherry_value *state, const wherry_value **target_p);
+
+/**
+ * Says whether the state is unchanged, for memory that others can change, such as a mapped file.
+ * The thread inside the send asks before it tells a receiver that what it has read is valid.
+ * @return WHERRY_OK; any other status revokes the offer to this receiver and is its outcome.
+ */
+typedef wherry_status (*wherry_check_fn)(void *context, wherry_error *error);
 
 /** Bits of wherry_transfer_options.flags. */
 enum {
@@ -325,48 +303,43 @@ enum {
      * Source: never change which process may trace this one (PR_SET_PTRACER), even if the `cma`
      * lane needs it.
      */
-    WHERRY_KEEP_PTRACER = 16,
+    WHERRY_SEND_NO_PTRACER = 16,
     WHERRY_RECV_NEW = 32, /**< Like WHERRY_PLAN_NEW: new memory for what the target lacks. */
 
     /**
-     * Receiver, in place: the target may already have some of the data. The receiver first asks for
-     * digests and then requests only the chunks that differ. Use this to resume an interrupted
-     * receive, or to update a state that has changed little.
+     * Receiver, in place: asks for digests first, and requests only the chunks that differ. Use
+     * this to resume an interrupted receive, or to update a state that has changed little.
      */
     WHERRY_RECV_COMPARE = 64,
 
     /**
      * Source: promises that the device memory of this state stays allocated, so that receivers may
-     * keep it open for the next transfer. The promise holds separately for each receiver. It ends
-     * when the receiver's process or this process ends. It also ends when a later send to that
-     * receiver succeeds and does not renew it: either that send does not have this flag, or its
-     * state does not use that memory. Losing the connection to a receiver does not end the promise.
+     * keep it open for the next transfer. The promise to a receiver ends when its process or this
+     * one ends, or when a later send to it succeeds without this flag or without that memory.
+     * Losing the connection to a receiver does not end it.
      */
-    WHERRY_KEEPS_MEMORY = 128,
+    WHERRY_SEND_MEMORY_STAYS = 128,
 
-    WHERRY_TRANSFER_FLAGS = 255 /**< All flags. */
+    /** Source: a rank that is lost when the call begins is an error at once. */
+    WHERRY_SEND_PRESENT = 256,
+
+    WHERRY_TRANSFER_FLAGS = 511 /**< All flags. */
 };
 
 /** Value of wherry_transfer_options.step if the step is unknown. The step is then not checked. */
 #define WHERRY_STEP_ANY (-1)
 
-/**
- * Options of a send or a receive. Initialize them with wherry_transfer_options_init, then change
- * what you need.
- */
+/** Options of a send or a receive. Initialize them with wherry_transfer_options_init. */
 typedef struct wherry_transfer_options {
     uint32_t struct_size; /**< sizeof(wherry_transfer_options). */
-    /** Any of WHERRY_RECV_*, WHERRY_KEEP_PTRACER and WHERRY_KEEPS_MEMORY. Default 0. */
+    /** Any of WHERRY_RECV_* or WHERRY_SEND_*. Default 0. */
     uint32_t flags;
     /** Time limit for the whole call. Default 300,000. A negative value means no limit. */
     int64_t timeout_ms;
     /** Give up on a peer that makes no progress for this long. Default 30,000. */
     int64_t no_progress_ms;
 
-    /**
-     * The training step of the state. If both sides give a step and the two differ, both calls
-     * fail. Default WHERRY_STEP_ANY.
-     */
+    /** The training step. If both sides give one, they must be equal. Default WHERRY_STEP_ANY. */
     int64_t step;
 
     /**
@@ -410,8 +383,8 @@ typedef struct wherry_transfer_options {
     wherry_stats *stats;
 
     /**
-     * Receiver: if the call fails after the first byte, *report_p becomes a report that the caller
-     * must destroy. Otherwise *report_p becomes NULL. Default NULL.
+     * Receiver: becomes a report, which the caller must destroy, if the call fails after the first
+     * byte; otherwise NULL. Default NULL.
      */
     wherry_report **report_p;
 
@@ -454,6 +427,8 @@ typedef struct wherry_transfer_options {
     void *trace_context;   /**< Passed to trace. */
     /** Receiver, with several sources: which of them must take part. Default WHERRY_REQUIRE_ANY. */
     wherry_require require;
+    wherry_check_fn check; /**< Source: says whether the state is unchanged. Default NULL. */
+    void *check_context;   /**< Passed to check. */
 } wherry_transfer_options;
 
 /** Fills in the defaults. */
@@ -481,29 +456,27 @@ typedef struct wherry_outcome {
  * The call returns when every destination has succeeded or failed. If a destination is slow or
  * dead, the transfers to the others still succeed and are not delayed.
  *
- * While the call runs, the state and the bytes of its tensors must not change. After it has
- * returned, with any result, they may change. A receiver that has not finished by then fails with
- * WHERRY_REVOKED and never accepts partial data.
+ * The state and the bytes of its tensors must not change until the call returns. A receiver that
+ * has not finished by then fails with WHERRY_REVOKED and never accepts partial data.
  *
- * If a rank dies during the call, its outcome is an error at once. If a rank was already dead when
- * the call began, the call waits until the rank is back. In groups that a lost rank cannot join
- * again, such as MPI, its outcome is an error at once.
+ * If a rank dies during the call, its outcome is an error at once. If it was already dead when the
+ * call began, the call waits until it is back, except with WHERRY_SEND_PRESENT and in groups that
+ * it cannot join again (MPI).
  *
- * @param ranks     different ranks of the group. This process's own rank is allowed if another
- * thread receives.
+ * @param ranks     different ranks of the group, also this one if another thread receives.
  * @param state     borrowed during the call.
  * @param options   NULL for the defaults.
  * @param outcomes  NULL, or an array of `count` outcomes. It is filled in the order of `ranks`,
  *                  unless the call returns WHERRY_INVALID_ARGUMENT.
  * @return WHERRY_OK if all destinations succeeded; otherwise the first failure in the order of
  * `ranks`. A destination can fail with:
- *   - WHERRY_TIMED_OUT: it did not ask, or made no progress, in time. The message says "timed out".
+ *   - WHERRY_TIMED_OUT: it did not ask, or made no progress, in time.
  *   - WHERRY_CANCELLED: options.cancel or options.interrupt ended the call.
- *   - WHERRY_PEER_LOST: it died or cannot be reached.
+ *   - WHERRY_PEER_LOST: it died or cannot be reached. WHERRY_MISMATCH: the steps differ.
  *   - WHERRY_ABORTED: it gave up. The message has its reason, for example a mismatch of its target.
- *   - WHERRY_MISMATCH: the steps differ.
  *   - WHERRY_MALFORMED, WHERRY_OUT_OF_BOUNDS, WHERRY_BAD_VERSION: it violates the protocol.
  *   - WHERRY_NO_MEMORY, WHERRY_SYSTEM: this process lacks a resource.
+ *   - any status that options.check returned. The receiver fails with WHERRY_REVOKED.
  * The whole call can fail, before any destination is served, with:
  *   - WHERRY_UNSUPPORTED: the memory of a tensor cannot be read here.
  *   - WHERRY_LIMIT: the manifest, plus 8 bytes per storage, is larger than 254 MiB.
@@ -515,39 +488,54 @@ WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, con
                                                 const wherry_value *state, const wherry_transfer_options *options,
                                                 wherry_outcome *outcomes, wherry_error *error);
 
+/** Learns how the transfer to one receiver has ended. The thread inside the call runs it. */
+typedef void (*wherry_served_fn)(void *context, const wherry_outcome *outcome);
+
+/**
+ * Sends a state to every rank that asks for one, as often as it does, until the state is withdrawn.
+ * Prepares the state once. As for wherry_checkpoint_send, the state must not change until the call
+ * returns, and no receiver delays another. options.timeout_ms limits each transfer, from the
+ * receiver's question on; the call has no limit.
+ *
+ * @param state     borrowed during the call.
+ * @param withdraw  a request to this handle ends the call: it takes no more receivers, and returns
+ *                  when the running transfers have ended. options.cancel ends them too, with
+ *                  WHERRY_REVOKED at their receivers. Borrowed. May be NULL.
+ * @param served    told once per transfer. Must not use the transport. NULL: failures are logged.
+ * @return WHERRY_OK after `withdraw`; WHERRY_CANCELLED; WHERRY_CLOSED, WHERRY_NO_MEMORY and the
+ * errors of the whole call as for wherry_checkpoint_send. A failed transfer does not end the call.
+ */
+WHERRY_API wherry_status wherry_checkpoint_serve(wherry_transport *transport, const wherry_value *state,
+                                                 wherry_cancel *withdraw, const wherry_transfer_options *options,
+                                                 wherry_served_fn served, void *context, wherry_error *error);
+
 /**
  * Receives a state from a rank that sends it. The bytes go into new memory, or in place if
  * options.target or options.accept provides a target. With WHERRY_RECV_NEW, tensors that the target
  * lacks go into new memory.
  *
- * If the source is dead when the call begins, the call fails at once. If the source has not joined
- * yet, the call waits. The request is sent to the source after options.target has returned. If
- * options.target fails, the source is told. While options.accept or options.allocate runs, the
- * source waits for at most its own no_progress_ms.
+ * If the source is dead when the call begins, the call fails at once. If it has not joined yet, the
+ * call waits. The source is asked after options.target has returned, and is told if that fails.
+ * While options.accept or options.allocate runs, it waits for at most its own no_progress_ms.
  *
  * All checks are done before the first byte is written: after a mismatch the target is unchanged,
  * and the source is told. If the call fails while bytes arrive, the error says how many tensors are
- * complete and how many are half written; options.report_p lists them. MPI may not be able to stop
- * a receive that has begun (wherry/mpi.h), and may still write to the memory later. In that case
- * the error says so. The library then never frees the memory, and the caller must not reuse it.
+ * complete and how many are half written; options.report_p lists them. If MPI cannot stop a receive
+ * that has begun (wherry/mpi.h), the error says so: the memory must not be used again.
  *
  * @param options  NULL for the defaults.
  * @param state_p  the state, owned by the caller. Destroy it with wherry_value_destroy. In place,
  * its tensors are views of the target's storages. A tensor that the target lacks becomes none with
- * WHERRY_RECV_PARTIAL. state_p may be NULL if the caller wants only the target's bytes, and not the
- * source's plain values. This is faster with many tensors: if both states have the same tensors,
- * layout and plain values, the manifest is not decoded and nothing is matched. options.limits does
- * not apply then. NULL without a target, or with WHERRY_RECV_NEW, is WHERRY_INVALID_ARGUMENT.
+ * WHERRY_RECV_PARTIAL. NULL: only the bytes of the target are wanted, not the source's plain
+ * values. That is faster if both states are equal but for the bytes: nothing is decoded or matched,
+ * and options.limits does not apply. Not allowed without a target, or with WHERRY_RECV_NEW.
  * @return WHERRY_OK; otherwise there is nothing to destroy:
  *   - WHERRY_TIMED_OUT, WHERRY_CANCELLED, WHERRY_PEER_LOST, WHERRY_CLOSED: same as for
  *     wherry_checkpoint_send.
- *   - WHERRY_REVOKED: the source withdrew its offer because it timed out or was cancelled. The
- *     bytes that were written are not valid.
+ *   - WHERRY_REVOKED: the source timed out, was cancelled or has changed. No byte is valid.
  *   - WHERRY_ABORTED: the source gave up for another reason, which is in the message.
- *   - WHERRY_MISMATCH: the target and the state differ, or the steps differ. The error has the path
- *     and both sides.
- *   - WHERRY_CORRUPT: a chunk arrived damaged three times. The error has the path of a tensor in
- *     that chunk.
+ *   - WHERRY_MISMATCH: the target or the step differs. The error has the path and both sides.
+ *   - WHERRY_CORRUPT: chunks arrived damaged too often. The error has the path of one tensor.
  *   - WHERRY_MALFORMED, WHERRY_TRUNCATED, WHERRY_OUT_OF_BOUNDS, WHERRY_BAD_VERSION: the source
  *     violates the protocol, or its memory is not at the addresses that it sent.
  *   - WHERRY_UNSUPPORTED: no lane reaches the source (the message has the reasons), or device
@@ -570,23 +558,39 @@ WHERRY_API wherry_status wherry_checkpoint_recv(wherry_transport *transport, int
  * wherry_checkpoint_recv is the same with one source. Its contract applies, and in addition:
  *
  * - options.step is required with more than one source.
- * - A source that sends another step or another layout is an error, WHERRY_MISMATCH. The message
- *   names the ranks and both sides. Nothing was written, unless that source came after the first
- *   byte.
- * - Plain values (numbers, strings) come from the lowest rank that is used. If those of another
- *   source differ, a warning names the first path.
- * - Each chunk, of a few MiB, comes whole from one source. If the sources have the same step but
- *   different bytes, the result is a mixture of such chunks; WHERRY_VERIFY_ALL detects that.
+ * - A source that sends another step or layout is an error, WHERRY_MISMATCH, that names the ranks
+ *   and both sides. Nothing was written, unless that source came after the first byte.
+ * - Plain values (numbers, strings) come from the lowest rank that is used. If others differ, a
+ *   warning names the first path.
+ * - Each chunk of a few MiB comes whole from one source. If sources of the same step have different
+ *   bytes, the result is a mixture of such chunks; WHERRY_VERIFY_ALL detects that.
  * - A source whose digest is wrong, or that sends something that was not requested, is dropped.
  * - Sources that are not needed are told so: their sends succeed (wherry_outcome.not_needed).
  *
  * @param ranks  `count` different ranks of the group, at most WHERRY_SOURCES_MAX.
- * @return as wherry_checkpoint_recv. If all sources are gone, the status is that of the first of
- * `ranks`, and the message has the reason for each of them.
+ * @return as wherry_checkpoint_recv. If all sources are gone, that of the first of `ranks`; the
+ * message has all reasons.
  */
 WHERRY_API wherry_status wherry_checkpoint_recv_from(wherry_transport *transport, const int32_t *ranks, size_t count,
                                                      const wherry_transfer_options *options, wherry_value **state_p,
                                                      wherry_error *error);
+
+/** One source of wherry_checkpoint_recv_sources. All of it is borrowed. */
+typedef struct wherry_source {
+    wherry_transport *transport; /**< A transport of the source's group. */
+    int32_t rank;                /**< The rank of the source in that group. */
+    const char *name;            /**< For messages, for example its address. NULL: "rank N". */
+} wherry_source;
+
+/**
+ * As wherry_checkpoint_recv_from, from sources in different groups, such as servers that do not
+ * know each other. Ranks in errors and statistics are ranks in the source's own group.
+ * @param sources  `count` different sources, at most WHERRY_SOURCES_MAX; borrowed.
+ * @return as wherry_checkpoint_recv_from. WHERRY_CLOSED only if all groups are closed.
+ */
+WHERRY_API wherry_status wherry_checkpoint_recv_sources(const wherry_source *sources, size_t count,
+                                                        const wherry_transfer_options *options, wherry_value **state_p,
+                                                        wherry_error *error);
 
 /** @} */
 

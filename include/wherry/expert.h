@@ -77,9 +77,6 @@ WHERRY_API void wherry_prepared_destroy(wherry_prepared *prepared);
 /** The state, borrowed. NULL after wherry_plan_take_state. */
 WHERRY_API const wherry_value *wherry_prepared_state(const wherry_prepared *prepared);
 
-/** The rank that prepared the state; -1 if unspecified. */
-WHERRY_API int64_t wherry_prepared_rank(const wherry_prepared *prepared);
-
 /** Statistics of a prepared state. */
 typedef struct wherry_prepared_summary {
     /** Number of tensors, including the local tensors of DTensors and ShardedTensors. */

@@ -215,11 +215,17 @@ enum {
      */
     WHERRY_FILE_KEEP_PART = 4,
     /**
-     * Continue with a part file that was kept, if its header is the same: see
-     * wherry_file_writer_resumed.
+     * Continue with a part file that was kept, also a shorter one, if its header is the same: see
+     * wherry_file_writer_resumed. If there is none, continue with a copy of the existing file.
      */
     WHERRY_FILE_RESUME = 8,
-    WHERRY_FILE_WRITE_FLAGS = 15 /**< All flags. */
+    /**
+     * Never replace an existing file: wherry_file_writer_create fails, except with
+     * WHERRY_FILE_RESUME, and so does wherry_file_writer_finish, also if the file was created
+     * meanwhile. The status is WHERRY_SYSTEM and error.errnum is EEXIST.
+     */
+    WHERRY_FILE_NEW = 16,
+    WHERRY_FILE_WRITE_FLAGS = 31 /**< All flags. */
 };
 
 /**
@@ -230,7 +236,11 @@ typedef struct wherry_file_write_options {
     uint32_t struct_size;      /**< sizeof(wherry_file_write_options). */
     uint32_t flags;            /**< WHERRY_FILE_SYNC and the flags after it. Default 0. */
     wherry_file_format format; /**< Default WHERRY_FILE_AUTO: the file name decides. */
-    uint32_t mode;             /**< Permissions of new files, before the umask. Default 0666. */
+    /**
+     * Permissions of new files, before the umask. Default 0666. A file that replaces another one
+     * gets its permissions.
+     */
+    uint32_t mode;
 
     /**
      * Sharded files: bytes of tensors per shard. A larger tensor gets a shard of its own. Default 5

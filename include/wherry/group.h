@@ -36,6 +36,19 @@ typedef struct wherry_group wherry_group;
 /** The size of the buffer that wherry_group_meeting fills. */
 #define WHERRY_GROUP_MEETING_MAX 512
 
+/** The size of the buffer that wherry_group_token fills. */
+#define WHERRY_GROUP_TOKEN_MAX 77
+
+/** What is encrypted between hosts. */
+typedef enum wherry_encrypt {
+    /** What the environment variable WHERRY_ENCRYPT says (control, all); otherwise CONTROL. */
+    WHERRY_ENCRYPT_DEFAULT = 0,
+    /** Messages, membership and digests. Data may travel in clear text. */
+    WHERRY_ENCRYPT_CONTROL = 1,
+    /** Data as well. Lanes that cannot encrypt are not used. */
+    WHERRY_ENCRYPT_ALL = 2,
+} wherry_encrypt;
+
 /** Flags of wherry_group_options. */
 enum {
     WHERRY_JOIN_CLIENT = 1, /**< Only connect to the meeting points, never listen there. */
@@ -54,14 +67,14 @@ typedef struct wherry_group_options {
     /**
      * A secret that all ranks share; borrowed during the call. Default NULL: use the environment
      * variable WHERRY_SECRET; if it is not set, the content of the file that WHERRY_SECRET_FILE
-     * names; otherwise no secret.
+     * names; otherwise no secret, and a random key of this user protects the group.
      */
     const void *secret;
-    size_t secret_size; /**< Size of the secret: 1 to 4096 bytes. Default 0. */
+    size_t secret_size; /**< Size of the secret: 16 to 4096 bytes. Default 0. */
 
     /**
-     * 1: other hosts may connect even without a secret; a warning is logged. Default 0: without a
-     * secret, the group stays on this host.
+     * 1: other hosts and other users may connect even without a secret; a warning is logged if
+     * other hosts can. Default 0: without a secret, the group stays on this host and this user.
      */
     uint32_t allow_insecure;
     /** How often an idle connection sends a heartbeat. Default 1000. */
@@ -84,6 +97,43 @@ typedef struct wherry_group_options {
     /** Called regularly while the call waits. If it returns true, the call ends. Default NULL. */
     wherry_interrupt_fn interrupt;
     void *interrupt_context; /**< Passed to interrupt. */
+
+    /**
+     * A wherry_encrypt. Encryption needs a secret, certificates, an identity or a token.
+     * Connections over Unix sockets are not encrypted, as they do not leave the host. Default 0.
+     */
+    uint32_t encrypt;
+    uint32_t reserved2; /**< Must be 0. */
+
+    /**
+     * Path of a PEM file for TLS with certificates, borrowed during the call: the certificate of
+     * this process, with those between it and the CA. Default NULL: the environment variable
+     * WHERRY_TLS_CERT; if it is not set, no certificates. With certificates, no secret is needed.
+     */
+    const char *tls_certificate;
+    /** Likewise: the private key of this process. Default NULL: WHERRY_TLS_KEY. */
+    const char *tls_key;
+    /** Likewise: the CA that has signed the others' certificates. Default NULL: WHERRY_TLS_CA. */
+    const char *tls_ca;
+    /**
+     * The name that all certificates have. Default NULL: the environment variable WHERRY_TLS_NAME;
+     * if it is not set, a certificate must be for the host name or address that was connected to.
+     */
+    const char *tls_name;
+
+    /**
+     * This process is a server: others join only as its readers, with a token. They can exchange
+     * messages with it, but not learn of each other, nor take its rank. The path of the file with
+     * the server's identity, borrowed during the call. If there is no such file, it is made. "": a
+     * new identity, which ends with the group. Default NULL: this process is no server.
+     */
+    const char *identity;
+    /**
+     * This process is a reader of a server: the token from wherry_group_token there, borrowed
+     * during the call. The server must prove that it is the one that made the token; with `tls_ca`,
+     * a certificate of that CA proves it instead. Default NULL: this process is no reader.
+     */
+    const char *token;
 } wherry_group_options;
 
 /** Fills in the defaults. */
@@ -100,19 +150,22 @@ WHERRY_API void wherry_group_options_init(wherry_group_options *options);
  *  - "env://": rank, size and meeting point come from torchrun, Slurm or Open MPI.
  *  - "tcp://HOST:PORT[,...]?rank=R&size=N": at one of these addresses.
  *  - "tcp://HOST:0?rank=R&size=N": at a free port of this host. See wherry_group_meeting.
+ *  - "tcp://HOST:PORT?rank=R&size=N&bind=HOST:PORT": this process listens at the second address,
+ *    and the others connect to the first, for containers and NAT.
  *  - "unix:///PATH?rank=R&size=N": at a socket, for ranks on one host.
  * @param options  borrowed during the call. NULL for the defaults.
  * @param group_p  owned by the caller. Leave it with wherry_group_leave.
  * @return WHERRY_OK; otherwise:
  *   - WHERRY_INVALID_ARGUMENT: a bad address or option, or other hosts could connect without a
  *     secret.
- *   - WHERRY_NO_MEMORY; WHERRY_SYSTEM: a socket or thread cannot be created, or the file of the
- *     secret cannot be read.
+ *   - WHERRY_NO_MEMORY; WHERRY_SYSTEM: a socket or thread cannot be created, the file of the secret
+ *     or the key of the user cannot be read, or this process may open too few files to listen.
  *   - WHERRY_TIMED_OUT: not all ranks joined in time. The message names the missing ranks and says
- *     what happened last at the meeting point. Start those ranks and join again.
- *   - WHERRY_BAD_SECRET, WHERRY_BAD_VERSION, WHERRY_MISMATCH (another job or size) or
- *     WHERRY_REFUSED (the other side found the fault first): a process at the meeting point and
- *     this one do not belong together.
+ *     what happened last at the meeting point, for example which process listens there and is
+ *     stopped. Start those ranks and join again.
+ *   - WHERRY_BAD_SECRET (also a certificate that one side does not accept), WHERRY_BAD_VERSION,
+ *     WHERRY_MISMATCH (another job or size) or WHERRY_REFUSED (the other side found the fault
+ *     first): a process at the meeting point and this one do not belong together.
  *   - WHERRY_CANCELLED: `interrupt` returned true.
  *   - WHERRY_CLOSED: a newer incarnation of this rank has joined.
  */
@@ -139,6 +192,60 @@ WHERRY_API void wherry_group_leave(wherry_group *group);
  */
 WHERRY_API wherry_status wherry_group_meeting(const wherry_group *group, char text[WHERRY_GROUP_MEETING_MAX],
                                               wherry_error *error);
+
+/**
+ * Gets the token with which readers join the group of a server (wherry_group_options.identity). Who
+ * has it can read what the server sends. Never blocks.
+ * @param text  receives the token and a final zero.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT; WHERRY_UNSUPPORTED if this process is no server.
+ */
+WHERRY_API wherry_status wherry_group_token(const wherry_group *group, char text[WHERRY_GROUP_TOKEN_MAX],
+                                            wherry_error *error);
+
+/**
+ * Reads the file that WHERRY_SECRET_FILE names, and the certificates, again. New connections use
+ * them; present ones continue. To change a secret without stopping the job, see docs/security.md.
+ * The file of the secret is also read again if it has changed when a connection is made. Does not
+ * wait for other ranks.
+ * @return WHERRY_OK, also if there is nothing to read; WHERRY_SYSTEM or WHERRY_INVALID_ARGUMENT if
+ * a file cannot be used: the former secrets and certificates stay in use; WHERRY_UNSUPPORTED for a
+ * group from wherry/group_ops.h; WHERRY_NO_MEMORY; WHERRY_INTERNAL.
+ */
+WHERRY_API wherry_status wherry_group_reload(wherry_group *group, wherry_error *error);
+
+/** How a rank is connected. Fixed size; new members take from `reserved`. */
+typedef struct wherry_group_link {
+    /** "TLSv1.3, TLS_AES_128_GCM_SHA256"; "": not encrypted. */
+    char cipher[64];
+    /** The subject of its certificate; "": it has none. */
+    char subject[256];
+    /** SHA-256 of its public key; zeros without a certificate. */
+    uint8_t key_digest[32];
+    /** When the certificate expires, in seconds since 1970; 0: no certificate. */
+    int64_t expires;
+    bool local;           /**< Over a Unix socket, which does not leave this host. */
+    uint8_t reserved[63]; /**< Zeros. */
+} wherry_group_link;
+
+/**
+ * Describes the connection over which messages to a rank go. For this rank itself: whether its
+ * connections to other hosts are encrypted, and when its certificate expires. Reads the
+ * certificate's file; otherwise never blocks.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT; WHERRY_PEER_LOST if there is no connection now;
+ * WHERRY_UNSUPPORTED for a group from wherry/group_ops.h.
+ */
+WHERRY_API wherry_status wherry_group_describe(wherry_group *group, int32_t rank, wherry_group_link *link_p,
+                                               wherry_error *error);
+
+/**
+ * Removes what killed processes of this user have left in a folder where groups of "env://" meet:
+ * sockets that nobody listens at, and their locks. A process that listens at a meeting point in the
+ * folder does the same when it joins. Never waits for another process.
+ * @param folder  NULL is no folder.
+ * @param remove  false: only count.
+ * @return the number of sockets; 0 also if the folder cannot be read.
+ */
+WHERRY_API uint64_t wherry_group_clean(const char *folder, bool remove);
 
 /** The rank of this process: 0 to size - 1. Never blocks. */
 WHERRY_API int32_t wherry_group_rank(const wherry_group *group);
@@ -195,6 +302,8 @@ WHERRY_API wherry_status wherry_group_receive(wherry_group *group, int32_t rank,
 /**
  * Waits until every rank has called this with the same number or a higher one. Only one thread per
  * process may be inside this call at a time.
+ *
+ * In a group over sockets, each rank exchanges messages with about 2 * log2(size) others.
  *
  * Use ascending numbers, such as the training step. Then the call can be repeated with the same
  * number after a failure, and a restarted rank takes part from its current number on. Even if the

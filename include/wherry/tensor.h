@@ -332,17 +332,6 @@ WHERRY_API const wherry_tensor *wherry_tensor_get(const wherry_value *value);
 /** The number of elements. */
 WHERRY_API uint64_t wherry_tensor_count(const wherry_tensor *tensor);
 
-/**
- * Creates a one-dimensional tensor of another dtype over the whole storage of a tensor. With
- * WHERRY_U8 this is a cast to bytes. The offset and the strides of the original tensor do not
- * matter.
- * @param value_p  owned by the caller.
- * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT if the size of the storage is not a
- * multiple of the element size.
- */
-WHERRY_API wherry_status wherry_tensor_cast(const wherry_tensor *tensor, wherry_dtype dtype, wherry_value **value_p,
-                                            wherry_error *error);
-
 /** @} */
 /**
  * @name DTensor: a local tensor that is part of a global tensor, distributed over a mesh of ranks

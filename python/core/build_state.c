@@ -34,7 +34,7 @@ wherry_value *wpy_scalar_new(PyObject *object) {
         Py_ssize_t size;
         const char *text = PyUnicode_AsUTF8AndSize(object, &size);
         if (!text) {
-            PyErr_Clear(); /* the codec encodes strings with lone surrogates */
+            PyErr_Clear(); /* The codec encodes strings with lone surrogates. */
             return NULL;
         }
         status = wherry_string_create(text, (size_t)size, &value, &error);

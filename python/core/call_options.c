@@ -41,6 +41,7 @@ static bool on_interrupt(void *context) {
     if (!call->failed) {
         (void)PyErr_CheckSignals();
     }
+    wpy_log_flush();
     leave_callback(call, gil);
     return call->failed;
 }
@@ -99,38 +100,29 @@ static bool read_cancel(PyObject *value, wherry_cancel **cancel_p) {
 }
 
 bool wpy_transfer_options(PyObject *dict, wherry_transfer_options *options, wpy_call *call) {
-    static const char *const names[] = {"timeout_ms", "no_progress_ms", "step",   "lanes",      "threads",
-                                        "verify",     "partial",        "new",    "any_device", "any_box",
-                                        "keep_open",  "keep_ptracer",   "stream", "mesh_rank",  "progress",
-                                        "cancel",     "require",        NULL};
-    static const uint32_t flags[] = {WHERRY_RECV_PARTIAL, WHERRY_RECV_NEW,     WHERRY_RECV_ANY_DEVICE,
-                                     WHERRY_RECV_ANY_BOX, WHERRY_KEEPS_MEMORY, WHERRY_KEEP_PTRACER};
-    enum { FLAGS = sizeof(flags) / sizeof(*flags) };
-    int set[FLAGS] = {0};
-    int verify = WHERRY_VERIFY_DEFAULT, require = WHERRY_REQUIRE_ANY;
+    static const char *const names[] = {"timeout_ms", "step",      "lanes",  "threads",   "verify",
+                                        "partial",    "keep_open", "stream", "mesh_rank", "progress",
+                                        "cancel",     "require",   NULL};
+    int partial = 0, keep_open = 0, verify = WHERRY_VERIFY_DEFAULT, require = WHERRY_REQUIRE_ANY;
     PyObject *step = Py_None, *progress = Py_None, *cancel = Py_None, *empty;
     unsigned long long stream = 0;
     wherry_transfer_options_init(options);
-    long long timeout_ms = options->timeout_ms, no_progress_ms = options->no_progress_ms, rank = options->rank;
+    long long timeout_ms = options->timeout_ms, rank = options->rank;
     unsigned threads = options->threads;
-    bool ok = READ_OPTIONS(empty, dict, "|LLOzIippppppKLOOi:options", names, &timeout_ms, &no_progress_ms, &step,
-                           &options->lanes, &threads, &verify, set, set + 1, set + 2, set + 3, set + 4, set + 5,
-                           &stream, &rank, &progress, &cancel, &require);
+    bool ok = READ_OPTIONS(empty, dict, "|LOzIippKLOOi:options", names, &timeout_ms, &step, &options->lanes, &threads,
+                           &verify, &partial, &keep_open, &stream, &rank, &progress, &cancel, &require);
     Py_XDECREF(empty);
     options->step = ok && step != Py_None ? PyLong_AsLongLong(step) : WHERRY_STEP_ANY;
     if (!ok || PyErr_Occurred() || !read_cancel(cancel, &options->cancel)) {
         return false;
     }
     options->timeout_ms = timeout_ms;
-    options->no_progress_ms = no_progress_ms;
     options->rank = rank;
     options->threads = threads;
     options->stream = (void *)(uintptr_t)stream;
     options->verify = (wherry_verify)verify;
     options->require = (wherry_require)require;
-    for (size_t i = 0; i < FLAGS; i++) {
-        options->flags |= set[i] ? flags[i] : 0;
-    }
+    options->flags |= (partial ? WHERRY_RECV_PARTIAL : 0) | (keep_open ? WHERRY_SEND_MEMORY_STAYS : 0);
     options->interrupt = on_interrupt;
     options->interrupt_context = call;
     if (progress != Py_None) {
@@ -139,12 +131,14 @@ bool wpy_transfer_options(PyObject *dict, wherry_transfer_options *options, wpy_
         options->progress_context = call;
     }
     if (call->restorer) {
+        options->flags |= WHERRY_RECV_ANY_DEVICE;
         options->allocate = on_allocate;
         options->allocate_context = call;
         options->inspect = on_inspect;
         options->inspect_context = call;
     }
     if (call->restorer && call->restorer->target) {
+        options->flags |= WHERRY_RECV_NEW;
         options->target = on_target;
         options->target_context = call;
     }
@@ -152,16 +146,16 @@ bool wpy_transfer_options(PyObject *dict, wherry_transfer_options *options, wpy_
 }
 
 bool wpy_group_options(PyObject *dict, wherry_group_options *options, wpy_call *call) {
-    static const char *const names[] = {"timeout_ms", "secret",       "allow_insecure", "wait_for",
-                                        "client",     "heartbeat_ms", "dead_after_ms",  NULL};
+    static const char *const names[] = {"timeout_ms",      "secret",  "allow_insecure", "wait_for", "client", "encrypt",
+                                        "tls_certificate", "tls_key", "tls_ca",         "tls_name", NULL};
     int allow_insecure = 0, client = 0;
     const char *secret = NULL;
     Py_ssize_t secret_size = 0;
     PyObject *empty;
     wherry_group_options_init(options);
-    bool ok =
-        READ_OPTIONS(empty, dict, "|Iz#pIpII:options", names, &options->timeout_ms, &secret, &secret_size,
-                     &allow_insecure, &options->wait_for, &client, &options->heartbeat_ms, &options->dead_after_ms);
+    bool ok = READ_OPTIONS(empty, dict, "|Iz#pIpIzzzz:options", names, &options->timeout_ms, &secret, &secret_size,
+                           &allow_insecure, &options->wait_for, &client, &options->encrypt, &options->tls_certificate,
+                           &options->tls_key, &options->tls_ca, &options->tls_name);
     Py_XDECREF(empty);
     options->secret = secret;
     options->secret_size = (size_t)secret_size;
@@ -202,14 +196,15 @@ static PyObject *sources(const wherry_stats *stats) {
 }
 
 PyObject *wpy_stats(const wherry_stats *stats) {
-    return Py_BuildValue(
-        "{s:I,s:d,s:d,s:d,s:d,s:d,s:d,s:d,s:K,s:K,s:K,s:K,s:K,s:I,s:O,s:s,s:N,s:s,s:N,s:N}", "retries",
-        (unsigned)stats->retries, "prepare_seconds", stats->prepare_seconds, "offer_seconds", stats->offer_seconds,
-        "plan_seconds", stats->plan_seconds, "data_seconds", stats->data_seconds, "check_seconds", stats->check_seconds,
-        "release_seconds", stats->release_seconds, "total_seconds", stats->total_seconds, "tensors",
-        (unsigned long long)stats->tensors, "bytes_wanted", (unsigned long long)stats->bytes_wanted, "bytes_moved",
-        (unsigned long long)stats->bytes_moved, "chunks", (unsigned long long)stats->chunks, "messages",
-        (unsigned long long)stats->messages, "workers", (unsigned)stats->workers, "checked",
-        stats->checked ? Py_True : Py_False, "lane", stats->lane, "reasons", as_text(stats->reasons), "detail",
-        stats->detail, "lanes_not_used", skipped_lanes(stats), "sources", sources(stats));
+    return Py_BuildValue("{s:I,s:d,s:d,s:d,s:d,s:d,s:d,s:d,s:K,s:K,s:K,s:K,s:K,s:I,s:O,s:O,s:s,s:N,s:s,s:N,s:N}",
+                         "retries", (unsigned)stats->retries, "prepare_seconds", stats->prepare_seconds,
+                         "offer_seconds", stats->offer_seconds, "plan_seconds", stats->plan_seconds, "data_seconds",
+                         stats->data_seconds, "check_seconds", stats->check_seconds, "release_seconds",
+                         stats->release_seconds, "total_seconds", stats->total_seconds, "tensors",
+                         (unsigned long long)stats->tensors, "bytes_wanted", (unsigned long long)stats->bytes_wanted,
+                         "bytes_moved", (unsigned long long)stats->bytes_moved, "chunks",
+                         (unsigned long long)stats->chunks, "messages", (unsigned long long)stats->messages, "workers",
+                         (unsigned)stats->workers, "checked", stats->checked ? Py_True : Py_False, "verified",
+                         stats->verified ? Py_True : Py_False, "lane", stats->lane, "reasons", as_text(stats->reasons),
+                         "detail", stats->detail, "lanes_not_used", skipped_lanes(stats), "sources", sources(stats));
 }

@@ -245,6 +245,14 @@ bool wpy_check_objects(PyObject *codec, const wherry_value *state);
 /** Returns the Python value of a received state; a new reference. */
 PyObject *wpy_restore(wpy_restorer *restorer, const wherry_value *state);
 
+/* ---- log lines (log_lines.c) ---- */
+
+/** Passes queued log lines to Python. Keeps the current exception. */
+void wpy_log_flush(void);
+
+/** set_log_function(function or None): the function gets (level, line). */
+PyObject *wpy_set_log_function(PyObject *module, PyObject *function);
+
 /* ---- calls that run without the GIL (call_options.c) ---- */
 
 typedef struct wpy_call {
@@ -268,6 +276,7 @@ extern _Thread_local wpy_call *wpy_current_call;
         statement;                                                                                                     \
         Py_END_ALLOW_THREADS;                                                                                          \
         (count)--;                                                                                                     \
+        wpy_log_flush();                                                                                               \
     } while (0)
 
 /** Moves the current exception into the call, or drops it if the call already has one. */

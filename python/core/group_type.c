@@ -51,9 +51,7 @@ static PyObject *group_join(PyObject *type, PyObject *arguments) {
         return NULL;
     }
     wherry_status status;
-    Py_BEGIN_ALLOW_THREADS;
-    status = wherry_group_join(address, &options, &self->group, &error);
-    Py_END_ALLOW_THREADS;
+    WPY_WITHOUT_GIL(self->users, status = wherry_group_join(address, &options, &self->group, &error));
     if (status == WHERRY_OK && !call.failed) {
         return (PyObject *)self;
     }
@@ -69,9 +67,7 @@ static void leave(wpy_group *self) {
     wherry_group *group = self->group;
     self->group = NULL;
     if (group && self->process == (int)getpid()) {
-        Py_BEGIN_ALLOW_THREADS;
-        wherry_group_leave(group);
-        Py_END_ALLOW_THREADS;
+        WPY_WITHOUT_GIL(self->users, wherry_group_leave(group));
     }
 }
 

@@ -203,6 +203,7 @@ static PyMethodDef functions[] = {
     {"buffer_range", wpy_buffer_range, METH_O, "buffer_range(object) -> (address, nbytes), or None"},
     {"read_dlpack", wpy_read_dlpack, METH_O,
      "read_dlpack(capsule) -> (address, dtype or None, code, bits, shape, strides or None, flags)"},
+    {"set_log_function", wpy_set_log_function, METH_O, "Sets a function that gets (level, line) of the log, or None."},
     {"set_error_class", wpy_set_error_class, METH_O, "Sets the function that creates exceptions."},
     {NULL, NULL, 0, NULL},
 };

@@ -177,8 +177,11 @@ wherry_status wpy_restorer_allocate(wpy_restorer *restorer, uint64_t nbytes, whe
     char text[WHERRY_DEVICE_TEXT_MAX];
     PyObject *answer = PyObject_CallMethod(restorer->codec, "allocate", "Ks", (unsigned long long)nbytes,
                                            wherry_device_text(device, text));
-    wherry_status status = answer ? keep_storage(restorer, answer, nbytes, storage_p) : WHERRY_NO_MEMORY;
-    Py_XDECREF(answer);
+    if (!answer) {
+        return PyErr_ExceptionMatches(PyExc_MemoryError) ? WHERRY_NO_MEMORY : WHERRY_UNSUPPORTED;
+    }
+    wherry_status status = keep_storage(restorer, answer, nbytes, storage_p);
+    Py_DECREF(answer);
     return status;
 }
 

@@ -102,7 +102,7 @@ static bool dl_dtype(const wpy_dl_tensor *tensor, wherry_dtype *dtype_p) {
 static wpy_dl_read_fn dl_find(PyTypeObject *type) {
     PyObject *capsule = PyObject_GetAttr((PyObject *)type, wpy_name.__dlpack_c_exchange_api__);
     const dl_header *header = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
-    Py_XDECREF(capsule); /* the table stays valid until the process ends */
+    Py_XDECREF(capsule); /* The table stays valid until the process ends. */
     PyErr_Clear();
     while (header && header->major != DL_MAJOR) {
         header = header->previous;
@@ -286,7 +286,7 @@ static bool find_storage(wpy_builder *builder, PyObject *storage, char *data, wh
     uint64_t last = 0;
     for (uint32_t i = 0; i < r->tensor.ndim; i++) {
         if (!r->shape[i]) {
-            return false; /* DLPack gives no address for a tensor without elements */
+            return false; /* DLPack gives no address for a tensor without elements. */
         }
         last += (uint64_t)(r->shape[i] - 1) * (uint64_t)r->strides[i];
     }

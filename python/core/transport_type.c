@@ -10,19 +10,18 @@ typedef struct wpy_transport {
     int calls; /**< Number of running calls. */
 } wpy_transport;
 
+static PyTypeObject *transport_type; /* The module owns this object. */
+
 static PyObject *transport_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
     PyObject *object;
-    static char *names[] = {(char *)"group", (char *)"number", NULL};
-    wherry_transport_options options;
     wherry_error error;
-    wherry_transport_options_init(&options);
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!|I:Transport", names, wpy_group_type, &object,
-                                     &options.number)) {
+    (void)keywords;
+    if (!PyArg_ParseTuple(arguments, "O!:Transport", wpy_group_type, &object)) {
         return NULL;
     }
     wherry_group *group = wpy_group_get(object);
     wpy_transport *self = group ? wpy_object_new(type) : NULL;
-    if (self && wherry_transport_create(group, &options, &self->transport, &error) != WHERRY_OK) {
+    if (self && wherry_transport_create(group, NULL, &self->transport, &error) != WHERRY_OK) {
         Py_CLEAR(self);
         wpy_raise(&error);
     }
@@ -78,22 +77,6 @@ static bool is_open(const wpy_transport *self) {
         return false;
     }
     return true;
-}
-
-static PyObject *transport_waiting(PyObject *self, PyObject *unused) {
-    (void)unused;
-    wpy_transport *own = (wpy_transport *)self;
-    int32_t ranks[256];
-    if (!is_open(own)) {
-        return NULL;
-    }
-    size_t count = wherry_transport_waiting(own->transport, ranks, sizeof(ranks) / sizeof(*ranks));
-    size_t shown = count < sizeof(ranks) / sizeof(*ranks) ? count : sizeof(ranks) / sizeof(*ranks);
-    PyObject *list = PyList_New((Py_ssize_t)shown);
-    for (size_t i = 0; list && i < shown; i++) {
-        wpy_set_item(&list, i, PyLong_FromLong(ranks[i]));
-    }
-    return list;
 }
 
 /** Reads a sequence of ranks into a new array. Free it with free(). */
@@ -176,6 +159,33 @@ static PyObject *transport_send(PyObject *self, PyObject *arguments) {
     return result;
 }
 
+static PyObject *transport_serve(PyObject *self, PyObject *arguments) {
+    wpy_transport *own = (wpy_transport *)self;
+    PyObject *state;
+    PyObject *withdraw;
+    PyObject *dict;
+    wpy_call call = {0};
+    wherry_transfer_options options;
+    wherry_error error;
+    wherry_status status;
+    if (!is_open(own) ||
+        !PyArg_ParseTuple(arguments, "O!O!O!:serve", wpy_state_type, &state, wpy_cancel_type, &withdraw, &PyDict_Type,
+                          &dict) ||
+        !wpy_transfer_options(dict, &options, &call)) {
+        return NULL;
+    }
+    wpy_call *outer = wpy_current_call;
+    wpy_current_call = &call;
+    WPY_WITHOUT_GIL(own->calls,
+                    status = wherry_checkpoint_serve(own->transport, ((wpy_state *)state)->root,
+                                                     ((wpy_cancel *)withdraw)->cancel, &options, NULL, NULL, &error));
+    wpy_current_call = outer;
+    if (wpy_call_raise(&call)) {
+        return NULL;
+    }
+    return status == WHERRY_OK ? Py_NewRef(Py_None) : wpy_raise(&error);
+}
+
 /* ---- receiving ---- */
 
 static PyObject *report_paths(const wherry_report *report, wherry_tensor_state state) {
@@ -187,32 +197,38 @@ static PyObject *report_paths(const wherry_report *report, wherry_tensor_state s
     return list;
 }
 
-/** Raises the error of a receive. `report`, which may be NULL, and `stats` become attributes. */
-static void raise_received(const wherry_error *error, const wherry_report *report, const wherry_stats *stats) {
-    PyObject *exception = wpy_error_new(error);
-    PyObject *figures = exception ? wpy_stats(stats) : NULL;
-    if (!figures) {
-        Py_XDECREF(exception);
-        return;
+/** Sets the attributes `stats` and `report` of an exception; `report` is None if there is none. */
+static void describe(PyObject *exception, const wherry_report *report, const wherry_stats *stats) {
+    PyObject *figures = wpy_stats(stats);
+    if (figures) {
+        PyObject_SetAttr(exception, wpy_name.stats, figures);
     }
-    PyObject_SetAttr(exception, wpy_name.stats, figures);
-    if (report) {
-        PyObject *paths = Py_BuildValue("{s:N,s:N,s:N}", "complete", report_paths(report, WHERRY_TENSOR_COMPLETE),
-                                        "partial", report_paths(report, WHERRY_TENSOR_PARTIAL), "untouched",
-                                        report_paths(report, WHERRY_TENSOR_UNTOUCHED));
-        if (paths) {
-            PyObject_SetAttr(exception, wpy_name.report, paths);
-        }
-        Py_XDECREF(paths);
+    PyErr_Clear(); /* An exception of the caller's own class may refuse attributes. */
+    PyObject *paths = report ? Py_BuildValue("{s:N,s:N,s:N}", "complete", report_paths(report, WHERRY_TENSOR_COMPLETE),
+                                             "partial", report_paths(report, WHERRY_TENSOR_PARTIAL), "untouched",
+                                             report_paths(report, WHERRY_TENSOR_UNTOUCHED))
+                             : Py_NewRef(Py_None);
+    if (paths) {
+        PyObject_SetAttr(exception, wpy_name.report, paths);
     }
     PyErr_Clear();
-    PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
-    Py_DECREF(figures);
-    Py_DECREF(exception);
+    Py_XDECREF(paths);
+    Py_XDECREF(figures);
 }
 
-static PyObject *receive(wpy_transport *self, const int32_t *ranks, size_t count, wherry_transfer_options *options,
-                         wpy_call *call) {
+/** Raises the exception of a callback or, if none was raised, that of the library's error. */
+static void raise_received(wpy_call *call, const wherry_error *error, const wherry_report *report,
+                           const wherry_stats *stats) {
+    if (!wpy_call_raise(call)) {
+        wpy_raise(error);
+    }
+    wpy_pending raised = wpy_set_aside();
+    PyErr_NormalizeException(&raised.type, &raised.value, &raised.traceback);
+    describe(raised.value, report, stats);
+    wpy_put_back(raised);
+}
+
+static PyObject *receive(const wherry_source *sources, size_t count, wherry_transfer_options *options, wpy_call *call) {
     wherry_stats stats = {0};
     wherry_report *report = NULL;
     wherry_value *state = NULL;
@@ -222,57 +238,92 @@ static PyObject *receive(wpy_transport *self, const int32_t *ranks, size_t count
     options->report_p = &report;
     wpy_call *outer = wpy_current_call;
     wpy_current_call = call;
-    WPY_WITHOUT_GIL(self->calls,
-                    status = wherry_checkpoint_recv_from(self->transport, ranks, count, options, &state, &error));
+    Py_BEGIN_ALLOW_THREADS;
+    status = wherry_checkpoint_recv_sources(sources, count, options, &state, &error);
+    Py_END_ALLOW_THREADS;
+    wpy_log_flush();
     wpy_current_call = outer;
     PyObject *result = NULL;
-    if (!wpy_call_raise(call)) {
-        if (status == WHERRY_OK) {
-            PyObject *value = wpy_restore(call->restorer, state);
-            result = value ? Py_BuildValue("(NN)", value, wpy_stats(&stats)) : NULL;
-        } else {
-            raise_received(&error, report, &stats);
-        }
+    if (status != WHERRY_OK || call->failed) {
+        raise_received(call, &error, report, &stats);
+    } else {
+        PyObject *value = wpy_restore(call->restorer, state);
+        result = value ? Py_BuildValue("(NN)", value, wpy_stats(&stats)) : NULL;
     }
     wherry_value_destroy(state);
     wherry_report_destroy(report);
     return result;
 }
 
-static PyObject *transport_recv(PyObject *self, PyObject *arguments) {
-    PyObject *sequence;
+/** Reads a tuple of (Transport, rank, name or None). Returns their number, or -1. */
+static Py_ssize_t read_sources(PyObject *rows, wpy_transport **transports, wherry_source *sources) {
+    Py_ssize_t count = PyTuple_Size(rows);
+    if (count > WHERRY_SOURCES_MAX) {
+        PyErr_Format(PyExc_ValueError, "%zd sources, but at most %d are possible", count, WHERRY_SOURCES_MAX);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *transport;
+        int rank;
+        const char *name;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(rows, i), "Oiz:source", &transport, &rank, &name)) {
+            return -1;
+        }
+        if (Py_TYPE(transport) != transport_type) {
+            PyErr_SetString(PyExc_TypeError, "a source must be (Transport, rank, name or None)");
+            return -1;
+        }
+        if (!is_open((wpy_transport *)transport)) {
+            return -1;
+        }
+        transports[i] = (wpy_transport *)transport;
+        sources[i] = (wherry_source){.transport = transports[i]->transport, .rank = rank, .name = name};
+    }
+    return count;
+}
+
+static PyObject *transport_recv(PyObject *type, PyObject *arguments) {
+    (void)type;
+    PyObject *rows;
     PyObject *target;
     PyObject *codec;
     PyObject *dict;
-    size_t count;
+    wpy_transport *transports[WHERRY_SOURCES_MAX];
+    wherry_source sources[WHERRY_SOURCES_MAX];
     wpy_restorer restorer = {0};
     wpy_call call = {.restorer = &restorer};
     wherry_transfer_options options;
-    if (!is_open((wpy_transport *)self) ||
-        !PyArg_ParseTuple(arguments, "OOOO!:recv", &sequence, &target, &codec, &PyDict_Type, &dict)) {
+    if (!PyArg_ParseTuple(arguments, "O!OOO!:recv", &PyTuple_Type, &rows, &target, &codec, &PyDict_Type, &dict)) {
         return NULL;
     }
     if (target != Py_None && Py_TYPE(target) != wpy_state_type) {
         PyErr_SetString(PyExc_TypeError, "target must be a State or None");
         return NULL;
     }
-    PyObject *result = NULL;
-    int32_t *ranks = read_ranks(sequence, &count);
-    if (ranks && wpy_restorer_init(&restorer, codec, target == Py_None ? NULL : (wpy_state *)target) &&
-        wpy_transfer_options(dict, &options, &call)) {
-        result = receive((wpy_transport *)self, ranks, count, &options, &call);
+    Py_ssize_t count = read_sources(rows, transports, sources);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        transports[i]->calls++;
     }
-    free(ranks);
+    PyObject *result = NULL;
+    if (count >= 0 && wpy_restorer_init(&restorer, codec, target == Py_None ? NULL : (wpy_state *)target) &&
+        wpy_transfer_options(dict, &options, &call)) {
+        result = receive(sources, (size_t)count, &options, &call);
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        transports[i]->calls--;
+    }
     wpy_restorer_clear(&restorer);
     return result;
 }
 
 PyTypeObject *wpy_transport_type_new(void) {
     static PyMethodDef methods[] = {
-        {"waiting", transport_waiting, METH_NOARGS, "The ranks that wait for a send, at most 256."},
         {"send", transport_send, METH_VARARGS,
          "send(ranks, state, options) -> [(rank, error or None, stats, not needed)]"},
-        {"recv", transport_recv, METH_VARARGS, "recv(ranks, target, codec, options) -> (value, stats)"},
+        {"serve", transport_serve, METH_VARARGS,
+         "serve(state, withdraw, options): serves the state until withdraw is requested."},
+        {"recv", transport_recv, METH_VARARGS | METH_STATIC,
+         "recv(sources, target, codec, options) -> (value, stats); a source is (Transport, rank, name or None)"},
         {"close", transport_close, METH_NOARGS, "Closes the transport."},
         {NULL, NULL, 0, NULL},
     };
@@ -283,5 +334,6 @@ PyTypeObject *wpy_transport_type_new(void) {
         {Py_tp_doc, (char *)"Sends and receives checkpoints over a group."},
         {0, NULL},
     };
-    return wpy_type_new("wherry._core.Transport", sizeof(wpy_transport), true, slots);
+    transport_type = wpy_type_new("wherry._core.Transport", sizeof(wpy_transport), true, slots);
+    return transport_type;
 }

@@ -7,19 +7,18 @@
             wherry.send(group, [1, 2], state)    # dicts, lists, scalars, NumPy arrays, tensors
         else:
             state = wherry.recv(group, 0)        # or in place: wherry.recv(group, 0, into=state)
-                                                 # or from several: wherry.recv(group, [0, 3],
-                                                 step=7)
+                                                 # or from several, with the same step=7:
+                                                 # wherry.recv(group, [0, 3], step=7)
 
 ``wherry.torch.PGTransport`` replaces PyTorch's class of that name, and
-``wherry.torchft.Transport`` replaces torchft's transports. See docs/python.md.
+``wherry.torchft.attach(manager)`` replaces torchft's transport. See docs/python.md.
 """
 
 from wherry import errors
 from wherry._core import Cancel, __version__
-from wherry._transfer import Outcome, Progress, SkippedLane, SourceStats, Stats
-from wherry.errors import *  # noqa: F403
+from wherry._transfer import Outcome, Progress, Stats
+from wherry.errors import Error
 from wherry.group import ANY_RANK, Group, recv, send
 
-__all__ = ["ANY_RANK", "Cancel", "Group", "Outcome", "Progress", "SkippedLane"]
-__all__ += ["SourceStats", "Stats", "__version__", "errors", "recv", "send"]
-__all__ += errors.__all__
+__all__ = ["ANY_RANK", "Cancel", "Error", "Group", "Outcome", "Progress", "Stats"]
+__all__ += ["__version__", "errors", "recv", "send"]

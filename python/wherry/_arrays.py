@@ -33,7 +33,6 @@ ADDED += ("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 _READ_ONLY = "it is read-only, so nothing can be received into it: pass a copy of it"
 _NO_TARGET = "Wherry cannot receive into its memory layout: pass a copy of it"
 _FOREIGN = "its byte order is not this machine's"
-_FOREIGN_ORDER = (">", "!") if sys.byteorder == "little" else ("<",)
 
 
 # ---- views of memory ----
@@ -70,7 +69,7 @@ def describe(
     strides = []
     for length, step in zip(shape, steps):
         if length == 1:
-            step = max(step, 0)  # a dimension of length 1 never uses its stride
+            step = max(step, 0)  # A dimension of length 1 never uses its stride.
         elif step < 0 or step % size:
             return None
         end += (length - 1) * step
@@ -94,7 +93,7 @@ def _dtype_of_format(text: str, itemsize: int) -> int:
     A letter alone is not enough: its size differs between struct and ctypes.
     """
     letters = text.lstrip("@=<>!")
-    if text[:1] in _FOREIGN_ORDER and itemsize > 1:
+    if text[:1] in (">", "!") and itemsize > 1:
         raise CannotReceiveInto(f"{_FOREIGN}: send a copy with this machine's byte order")
     name = {"?": "bool", "c": "uint8"}.get(letters) or _KINDS.get(letters, "") + str(8 * itemsize)
     if letters not in _KINDS and letters not in ("?", "c"):
@@ -131,7 +130,7 @@ def memory_of_buffer(value: Any, target: bool) -> Memory:
     root = _core.buffer_range(copy) or (0, 0)
     steps = tuple(view.itemsize * stride for stride in contiguous(shape))
     made = describe(root, root[0], dtype, shape, steps, copy)
-    assert made is not None  # the copy is contiguous
+    assert made is not None  # The copy is contiguous.
     return made
 
 
@@ -285,7 +284,8 @@ def _encode_array(array: Any, numpy: Any, target: bool) -> Any:
     pointer = array.__array_interface__["data"][0]
     shape = array.shape
     memory: Memory | None
-    if array.base is None and array.flags.c_contiguous and array.size:  # most arrays
+    # Most arrays come from here.
+    if array.base is None and array.flags.c_contiguous and array.size:
         memory = Memory(pointer, array.nbytes, "cpu", code, 0, shape, contiguous(shape), 0, array)
     else:
         memory = describe(_root_of(array, numpy), pointer, code, shape, array.strides, array)
@@ -310,7 +310,7 @@ def _root_of(array: Any, numpy: Any) -> tuple[int, int]:
             break
         owner = base
     if base is not None:
-        if hasattr(base, "untyped_storage"):  # the array is a view of a torch tensor
+        if hasattr(base, "untyped_storage"):  # The array is a view of a torch tensor.
             storage = base.untyped_storage()
             return storage.data_ptr(), storage.nbytes()
         if found := _core.buffer_range(base):
@@ -321,7 +321,7 @@ def _root_of(array: Any, numpy: Any) -> tuple[int, int]:
 
 
 def _encode_scalar(value: Any) -> Any:
-    return Object(_scalar_name(value.dtype), _little(value.tobytes(), value.dtype))
+    return Object(_scalar_name(value.dtype), value.tobytes())
 
 
 @functools.lru_cache(maxsize=256)
@@ -330,17 +330,6 @@ def _scalar_name(dtype: Any) -> str:
     if time is None and _code_of(dtype) is None:
         raise CannotSend("its type is specific to NumPy: send value.item()")
     return _types.format_type_name("numpy.scalar", dtype=time or dtype.name)
-
-
-def _little(data: bytes, dtype: Any) -> bytes:
-    """Converts a scalar from this machine's byte order to little-endian, or back.
-
-    The two parts of a complex number are converted separately.
-    """
-    if sys.byteorder == "little":
-        return data
-    part = dtype.itemsize // (2 if dtype.kind == "c" else 1)
-    return b"".join(data[at : at + part][::-1] for at in range(0, len(data), part))
 
 
 # ---- decoding ----
@@ -360,7 +349,7 @@ def scalar_decoder(arguments: dict[str, Any]) -> Decoder:
         data = expect(payload, bytes)
         if len(data) != dtype.itemsize:
             raise hostile(f"a scalar of type {name} has {len(data)} bytes, not {dtype.itemsize}")
-        return numpy.frombuffer(_little(data, dtype), dtype)[0]
+        return numpy.frombuffer(data, dtype)[0]
 
     return decode
 

@@ -185,6 +185,9 @@ class Codec:
     tensor_types: dict[type, str | None] = {}
     dtypes: dict[Any, int] = {}
 
+    #: The rank in meshes from which values are received, if it is known.
+    source: int | None = None
+
     def __init__(self, allow_pickle: bool = False, *, rank: int | None = None) -> None:
         self.allow_pickle = allow_pickle
         #: The rank of this process, for the placement of received shards. None: its rank in
@@ -228,7 +231,7 @@ class Codec:
             reason = error
         except (Error, MemoryError):
             raise
-        except Exception as error:  # raised by a method of the value
+        except Exception as error:  # a method of the value raised this
             raise Unsupported(
                 f"a value of type {full_name(cls)} cannot be read: {error!r}"
             ) from error
@@ -278,7 +281,7 @@ class Codec:
         if not self.allow_pickle:
             raise Unsupported(f"a value of type {cls} cannot be sent: {reason}; {_PICKLE}")
         if self._target:
-            return Object("python.pickle", b"")  # the source's value replaces it
+            return Object("python.pickle", b"")  # The source's value replaces it.
         try:
             return Object("python.pickle", pickle.dumps(value, protocol=4))
         except Exception as error:

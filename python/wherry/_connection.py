@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import dataclasses
 import logging
 import math
 import os
@@ -23,16 +24,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from wherry import _core
-from wherry._transfer import Deadline, Outcome, Stats, log_sent, raise_first
-from wherry.errors import Closed, Error, InvalidArgument, PeerLost
+from wherry._transfer import Deadline, Outcome, SourceStats, Stats
+from wherry.errors import Cancelled, Closed, Error, InvalidArgument, PeerLost
 
 logger = logging.getLogger("wherry")
 
 #: How long closing waits for running calls, after it has cancelled the transfers.
 PATIENCE_SECONDS = 5.0
 
-#: With ``tells_peers``, a process that leaves a group without exiting sends a message with this tag
-#: to each peer, so that the peers wait for it to join again. The time limit is per peer.
+#: A process that leaves a group without exiting sends a message with this tag to the ranks in
+#: ``tells``, so that they wait for it to join again. The time limit is per rank.
 _LEFT_TAG = 0x6661_7265
 _LEFT_MS = 200
 
@@ -40,29 +41,27 @@ _LEFT_MS = 200
 _RETURN_SECONDS = 1.0
 _LOOK_SECONDS = 0.005
 
-#: A server checks for new receivers at growing intervals. These are the shortest and the longest.
-_PAUSE_SECONDS = (0.001, 0.02)
-
 _exiting = threading.Event()
 
 
 class _Inner:
     """The part of a Connection that its finalizer needs. It has no reference to the Connection."""
 
-    def __init__(self, group: _core.Group, tells_peers: bool) -> None:
+    def __init__(self, group: _core.Group, tells: Sequence[int]) -> None:
         self.process = os.getpid()
         self.group = group
         self.transport = _core.Transport(group)
-        self.tells_peers = tells_peers
+        self.tells = tells
         self.changed = threading.Condition()
-        self.calls: collections.Counter[int] = collections.Counter()  # running now, per thread
+        # number of calls that are running now, per thread
+        self.calls: collections.Counter[int] = collections.Counter()
         self.cancels: set[_core.Cancel] = set()
         self.closed = False
         self.retired = False
         self.ended = False
 
     @contextlib.contextmanager
-    def use(self, cancel: _core.Cancel | None = None) -> Iterator[None]:
+    def use(self, cancel: _core.Cancel | None = None) -> Iterator[_core.Group]:
         if os.getpid() != self.process:
             raise Closed("this process is a forked child of the one that joined: join again here")
         me = threading.get_ident()
@@ -73,7 +72,7 @@ class _Inner:
             if cancel is not None:
                 self.cancels.add(cancel)
         try:
-            yield
+            yield self.group
         finally:
             with self.changed:
                 self.calls[me] -= 1
@@ -99,10 +98,11 @@ class _Inner:
             if self.ended:
                 return True
             self.ended = True
-        if self.tells_peers and not _exiting.is_set():
-            for rank in range(self.group.size):
-                with contextlib.suppress(Error):
-                    if rank != self.group.rank and self.group.alive(rank):
+        if not _exiting.is_set():
+            # A listener has thousands of slots, most of them empty.
+            for rank in filter(self.group.alive, self.tells):
+                if rank != self.group.rank:
+                    with contextlib.suppress(Error):
                         self.group.send(rank, _LEFT_TAG, b"", _LEFT_MS)
         self.transport.close()
         self.group.leave()
@@ -126,13 +126,14 @@ atexit.register(_exiting.set)
 class Connection:
     """A group that this process has joined, and its transport. Any thread may call it.
 
-    ``tells_peers``: close() tells the other ranks that this process has left, but not exited.
+    ``tells``: the ranks that close() tells that this process has left, but not exited.
     ``ticket`` is set by connect_to_source().
     """
 
-    def __init__(self, group: _core.Group, tells_peers: bool = False) -> None:
-        self._inner = _Inner(group, tells_peers)
+    def __init__(self, group: _core.Group, tells: Sequence[int] = ()) -> None:
+        self._inner = _Inner(group, tells)
         self._finalizer = weakref.finalize(self, _finish, self._inner)
+        self.transport = self._inner.transport
         self.rank = group.rank
         self.size = group.size
         self.ticket = ""
@@ -145,24 +146,19 @@ class Connection:
     @property
     def meeting(self) -> str:
         """The address at which other ranks can join."""
-        with self._inner.use():
-            return self._inner.group.meeting
+        with self.use() as group:
+            return group.meeting
 
     def alive(self, rank: int) -> bool:
         """True if the rank is alive, as far as this process knows."""
-        with self._inner.use():
-            return self._inner.group.alive(rank)
+        with self.use() as group:
+            return group.alive(rank)
 
-    @contextlib.contextmanager
-    def group(self) -> Iterator[_core.Group]:
-        """Yields the group for a short call. close() waits until the block ends."""
-        with self._inner.use():
-            yield self._inner.group
-
-    def waiting(self) -> list[int]:
-        """The ranks that have requested a state and wait for a send, at most 256."""
-        with self._inner.use():
-            return self._inner.transport.waiting()
+    def use(
+        self, cancel: _core.Cancel | None = None
+    ) -> contextlib.AbstractContextManager[_core.Group]:
+        """The group and `transport`, for one call. close() requests ``cancel``, and waits."""
+        return self._inner.use(cancel)
 
     def send(
         self,
@@ -193,43 +189,24 @@ class Connection:
     def _send(
         self, ranks: Sequence[int], state: _core.State, options: Mapping[str, Any]
     ) -> list[Outcome]:
-        with self._cancellable(options) as options:
-            found = self._inner.transport.send(ranks, state, options)
+        cancel = options.get("cancel") or _core.Cancel()
+        with self.use(None if options.get("cancel") else cancel):
+            found = self.transport.send(ranks, state, {**options, "cancel": cancel})
         return [
             Outcome(rank, error, Stats._from_core(stats), not_needed)
             for rank, error, stats, not_needed in found
         ]
 
-    def recv(
-        self,
-        ranks: Sequence[int],
-        target: _core.State | None,
-        codec: Any,
-        options: Mapping[str, Any],
-    ) -> tuple[Any, Stats]:
-        """Receives a state. Adds the first rank and the statistics to errors."""
-        with self._cancellable(options) as options:
-            try:
-                value, stats = self._inner.transport.recv(ranks, target, codec, options)
-            except Error as error:
-                error.rank = ranks[0] if error.rank is None else error.rank
-                if isinstance(error.stats, Mapping):
-                    error.stats = Stats._from_core(error.stats)
-                raise
-        return value, Stats._from_core(stats)
-
-    @contextlib.contextmanager
-    def _cancellable(self, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Adds a Cancel with which close() can end the transfer, unless the caller passed one."""
-        cancel = options.get("cancel") or _core.Cancel()
-        with self._inner.use(None if options.get("cancel") else cancel):
-            yield {**options, "cancel": cancel}
+    def serve(self, state: _core.State, withdraw: _core.Cancel, options: Mapping[str, Any]) -> None:
+        """Sends to every rank that asks, until ``withdraw`` is requested and all have ended."""
+        with self.use(options["cancel"]):
+            self.transport.serve(state, withdraw, options)
 
     def left(self, rank: int) -> bool:
         """True if a lost rank said that it left without exiting. Consumes its message."""
         try:
-            with self._inner.use():
-                self._inner.group.receive(rank, _LEFT_TAG, 0)
+            with self.use() as group:
+                group.receive(rank, _LEFT_TAG, 0)
         except Error:
             return False
         return True
@@ -270,7 +247,8 @@ class Connection:
             self._inner.end()
 
     def close(self) -> None:
-        """Cancels transfers, except those with a caller's Cancel. Leaves. Safe to call twice."""
+        """Cancels transfers, except those with a caller's Cancel, and leaves the group. Safe to
+        call twice."""
         if threading.get_ident() in self._inner.calls:
             raise InvalidArgument(
                 "this process cannot leave the group from inside a transfer, for example in its "
@@ -284,78 +262,83 @@ class Connection:
         self._finalizer.detach()
 
 
+class Source(NamedTuple):
+    """A rank to receive from."""
+
+    connection: Connection
+    rank: int
+    #: How messages name it; None: "rank N".
+    name: str | None = None
+
+
+def receive_from(
+    ends: Sequence[Source | Error],
+    numbers: Sequence[int],
+    target: _core.State | None,
+    codec: Any,
+    options: Mapping[str, Any],
+) -> tuple[Any, Stats]:
+    """Receives a state from one or more sources, which may be in different groups.
+
+    An end is a source, or the reason why it cannot be reached. Errors and statistics name sources
+    by ``numbers``. Adds the statistics to errors and to exceptions of callbacks.
+    """
+    sources = [one for one in ends if isinstance(one, Source)]
+    reached = [number for number, one in zip(numbers, ends) if isinstance(one, Source)]
+    cancel = options.get("cancel") or _core.Cancel()
+
+    def figures(found: Mapping[str, Any]) -> Stats:
+        stats = Stats._from_core(found)
+        known = dict(zip(reached, stats.sources))
+        rows = tuple(
+            SourceStats(number, error=type(one), reason=one.message)
+            if isinstance(one, Error)
+            else known.get(number, SourceStats(number))._replace(rank=number)
+            for number, one in zip(numbers, ends)
+        )
+        return dataclasses.replace(stats, sources=rows)
+
+    with contextlib.ExitStack() as stack:
+        for one in {source.connection for source in sources}:
+            stack.enter_context(one.use(None if options.get("cancel") else cancel))
+        rows = tuple((one.connection.transport, one.rank, one.name) for one in sources)
+        try:
+            value, stats = _core.Transport.recv(rows, target, codec, {**options, "cancel": cancel})
+        except BaseException as error:
+            if isinstance(error, Error):
+                ranks = dict(zip((one.rank for one in sources), reached))
+                error.rank = ranks.get(-1 if error.rank is None else error.rank, reached[0])
+            if isinstance(found := getattr(error, "stats", None), Mapping):
+                error.stats = figures(found)  # type: ignore[attr-defined]
+            raise
+    return value, figures(stats)
+
+
 # ---- serving ----
 
 
-def _join(thread: threading.Thread) -> None:
-    """Waits until a thread ends. Does nothing in that thread itself: a finalizer may run there."""
-    if thread is not threading.current_thread():
-        thread.join()
-
-
-class _Client(NamedTuple):
-    """The send to one rank. It has its own thread, so that a slow rank does not delay others."""
-
-    rank: int
-    cancel: _core.Cancel
-    thread: threading.Thread
-
-
 class Server:
-    """Sends a state, in background threads, to every rank that requests it, until end()."""
+    """Sends a state, in a background thread, to every rank that requests it, until end()."""
 
     def __init__(
         self, connection: Connection, state: _core.State, options: Mapping[str, Any], seconds: float
     ) -> None:
         self._connection = connection
-        self._state = state
-        self._options = options
         self._seconds = seconds
-        self._stop = threading.Event()
-        self._clients: list[_Client] = []
-        self._thread = threading.Thread(target=self._run, name="wherry-serve", daemon=True)
+        self._withdraw = _core.Cancel()
+        self._cancel = _core.Cancel()
+        self._thread = threading.Thread(
+            target=self._run, args=(state, options), name="wherry-serve", daemon=True
+        )
         self._thread.start()
 
-    def _run(self) -> None:
-        pause = _PAUSE_SECONDS[0]
-        with contextlib.suppress(Closed):
-            while not self._stop.wait(pause):
-                found = self._look()
-                pause = _PAUSE_SECONDS[0] if found else min(pause * 1.5, _PAUSE_SECONDS[1])
-
-    def _look(self) -> bool:
-        """Starts a send to each new rank that waits for one. Returns True if there was any."""
-        self._clients = [one for one in self._clients if one.thread.is_alive()]
-        busy = {one.rank for one in self._clients}
-        found = False
-        for rank in self._connection.waiting():
-            if rank not in busy and self._connection.alive(rank):
-                self._clients.append(self._start_send(rank))
-                found = True
-        self._cancel_lost()
-        return found
-
-    def _start_send(self, rank: int) -> _Client:
-        cancel = _core.Cancel()
-
-        def send() -> None:
-            try:
-                options = {**self._options, "cancel": cancel}
-                outcomes = self._connection.send([rank], self._state, options)
-                log_sent(outcomes)
-                raise_first(outcomes)
-            except Error as error:
-                logger.warning("sending to client %d failed: %s", rank, error)
-
-        thread = threading.Thread(target=send, name="wherry-send", daemon=True)
-        thread.start()
-        return _Client(rank, cancel, thread)
-
-    def _cancel_lost(self) -> None:
-        """Cancels sends to lost ranks. Otherwise they would wait for ranks that do not return."""
-        for one in self._clients:
-            if not self._connection.alive(one.rank):
-                one.cancel.request()
+    def _run(self, state: _core.State, options: Mapping[str, Any]) -> None:
+        try:
+            self._connection.serve(state, self._withdraw, {**options, "cancel": self._cancel})
+        except (Cancelled, Closed):
+            pass
+        except Error as error:
+            logger.warning("serving a state has failed: %s", error)
 
     def end(self, patiently: bool = True) -> None:
         """Stops serving. When this returns, no transfer reads the state any more.
@@ -364,14 +347,13 @@ class Server:
         cancelled, and their receivers get an error. Ranks whose transfer has not started keep
         waiting.
         """
-        self._stop.set()
-        _join(self._thread)
-        until = time.monotonic() + (self._seconds if patiently else 0)
-        while any(one.thread.is_alive() for one in self._clients) and time.monotonic() < until:
-            self._cancel_lost()
-            time.sleep(0.002)
-        for one in self._clients:
-            one.cancel.request()
-        for one in self._clients:
-            _join(one.thread)
-        self._clients = []
+        if threading.current_thread() is self._thread:  # A finalizer may run there.
+            self._cancel.request()
+            return
+        self._withdraw.request()
+        try:
+            if patiently:
+                self._thread.join(min(self._seconds, threading.TIMEOUT_MAX))
+        finally:  # Even after a KeyboardInterrupt, nothing may continue to read the state.
+            self._cancel.request()
+            self._thread.join()

@@ -14,6 +14,9 @@ DTYPES: dict[str, tuple[int, int]]
 def set_error_class(make: Callable[[int, str, int | None, str | None, int], BaseException]) -> None:
     """Sets make(status, message, rank, path, errno), which creates exceptions."""
 
+def set_log_function(function: Callable[[int, str], object] | None) -> None:
+    """Sets a function that gets the library's log lines: level (wherry_log_level) and text."""
+
 def buffer_range(exporter: object) -> tuple[int, int] | None:
     """Address and size of the memory of an object; None if it has no buffer protocol."""
 
@@ -36,16 +39,30 @@ def build(value: object, codec: Any) -> State: ...
 
 @final
 class Cancel:
-    def request(self) -> None: ...
+    """Ends a call of this process from another thread.
+
+    Example::
+
+        cancel = wherry.Cancel()
+        threading.Timer(5, cancel.request).start()
+        wherry.send(group, 1, state, cancel=cancel)
+    """
+
+    def request(self) -> None:
+        """Ends the calls that were given this object, now and later.
+
+        They raise wherry.errors.Cancelled.
+        """
     @property
-    def requested(self) -> bool: ...
+    def requested(self) -> bool:
+        """True after :meth:`request`."""
 
 @final
 class Group:
     @staticmethod
     def join(address: str, options: Mapping[str, Any]) -> Group:
-        """Options: timeout_ms, secret, allow_insecure, wait_for, client, heartbeat_ms,
-        dead_after_ms."""
+        """Options: timeout_ms, secret, allow_insecure, wait_for, client, encrypt (a
+        wherry_encrypt), tls_certificate, tls_key, tls_ca, tls_name."""
     @staticmethod
     def from_table(
         table: Any, name: str, rank: int, size: int, max_block: int, death: bool
@@ -64,13 +81,22 @@ class Group:
 
 @final
 class Transport:
-    def __init__(self, group: Group, number: int = 0) -> None: ...
-    def waiting(self) -> list[int]: ...
+    def __init__(self, group: Group) -> None: ...
     def send(
         self, ranks: Sequence[int], state: State, options: Mapping[str, Any]
     ) -> list[tuple[int, Any, dict[str, Any], bool]]:
         """(rank, exception or None, stats, not needed) per rank. Raises only if all failed."""
+    def serve(self, state: State, withdraw: Cancel, options: Mapping[str, Any]) -> None:
+        """Sends to every rank that asks, until ``withdraw`` is requested and all have ended."""
+    @staticmethod
     def recv(
-        self, ranks: Sequence[int], target: State | None, codec: Any, options: Mapping[str, Any]
-    ) -> tuple[Any, dict[str, Any]]: ...
+        sources: tuple[tuple[Transport, int, str | None], ...],
+        target: State | None,
+        codec: Any,
+        options: Mapping[str, Any],
+    ) -> tuple[Any, dict[str, Any]]:
+        """Receives from (transport, rank, name in messages) each. Returns the value and statistics.
+
+        A failure has the statistics as ``stats``, and a ``report`` if bytes have arrived.
+        """
     def close(self) -> None: ...

@@ -2,20 +2,80 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import logging
 import math
 import operator
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from wherry import _core
-from wherry.errors import Error, InvalidArgument, class_of
+from wherry.errors import Error, InvalidArgument, class_of, in_python
 
 logger = logging.getLogger("wherry")
+
+
+def _log(level: int, line: str) -> None:
+    # 1 to 4 are error, warning, info and debug in the library; in Python, 40 to 10.
+    if line.startswith(_WAITING):
+        log_wait(line.removeprefix(_WAITING))
+    else:
+        logger.log(10 * (5 - level), "%s", in_python(line))
+
+
+#: The beginning of the lines that say what a call waits for.
+_WAITING = "waiting for "
+
+
+class LongWait:
+    """A wait that is logged after 3 s, then every 30 s."""
+
+    def __init__(self) -> None:
+        self._say_at = time.monotonic() + 3
+
+    def goes_on(self, what: str) -> None:
+        """Call this again and again. Logs what the caller waits for, if it is time to do so."""
+        if time.monotonic() >= self._say_at:
+            self._say_at += 30
+            log_wait(what)
+
+
+def log_wait(what: str) -> None:
+    """Logs what a call waits for, at level info. If the program has not set up logging, the line
+    goes to standard error, as it does without Python."""
+    line = _WAITING + in_python(what)
+    if logger.hasHandlers() or os.environ.get("WHERRY_LOG"):
+        logger.info("%s", line)
+    else:
+        record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, line, (), None)
+        _Fallback().handle(record)
+
+
+class _Fallback(logging.StreamHandler[TextIO]):
+    """Writes to standard error, as the library does without Python, until the program sets up
+    logging."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = "warn" if record.levelno == logging.WARNING else record.levelname.lower()
+        return f"wherry: {level}: {record.getMessage()}"
+
+
+if os.environ.get("WHERRY_LOG"):
+    logger.addHandler(_Fallback())
+    logger.setLevel(logging.DEBUG)  # The library leaves out the lines that WHERRY_LOG excludes.
+
+_core.set_log_function(_log)
+atexit.register(_core.set_log_function, None)
 
 # ---- time ----
 
@@ -50,6 +110,10 @@ class Deadline:
         self.seconds = to_seconds(timeout)
         self._end = time.monotonic() + self.seconds
 
+    def expire(self) -> None:
+        """Ends the time now, for all threads that look at this object."""
+        self._end = 0.0
+
     @property
     def left(self) -> float:
         """The number of seconds left, at least 0."""
@@ -73,11 +137,29 @@ class Deadline:
 # ---- arguments ----
 
 
+def check_integer(value: object, name: str, most: float = math.inf) -> int:
+    """Returns an integer from 0 to ``most``. ``name`` is the argument's name in error messages."""
+    try:
+        found = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(f"{name} must be an integer, not a {type(value).__name__}") from None
+    if not 0 <= found <= most:
+        limit = "0 or more" if most == math.inf else f"from 0 to {most}"
+        raise InvalidArgument(f"{name} is {found}, but must be {limit}")
+    return found
+
+
 def check_ranks(ranks: int | Iterable[int], size: int, own: int) -> list[int]:
     """Returns the destinations of a send, or the sources of a receive. Raises if one is wrong."""
     found: list[int] = []
-    for one in ranks if isinstance(ranks, Iterable) else [ranks]:
-        rank = operator.index(one)
+    one_alone = isinstance(ranks, (int, str)) or not isinstance(ranks, Iterable)
+    every: Iterable[Any] = [ranks] if one_alone else ranks  # type: ignore[assignment]
+    for one in every:
+        try:
+            rank = operator.index(one)
+        except TypeError:
+            kind = type(one).__name__
+            raise InvalidArgument(f"a rank must be an integer, not a {kind}") from None
         if not 0 <= rank < size:
             wrong = f"is not in this group, which has ranks 0 to {size - 1}"
         elif rank == own:
@@ -131,10 +213,8 @@ def transfer_options(
     **more: Any,
 ) -> dict[str, Any]:
     """Checks options, and returns them for the core. Time limit and progress are added later."""
-    if step is not None and (step := operator.index(step)) < 0:
-        raise InvalidArgument(f"step is {step}, but must be 0 or more")
-    if threads < 0:
-        raise InvalidArgument(f"threads is {threads}, but must be 0 (the default) or more")
+    step = None if step is None else check_integer(step, "step", 2**63 - 1)
+    threads = check_integer(threads, "threads")
     if require not in _REQUIRE:
         raise InvalidArgument(f"require is {require!r}, but must be 'any' or 'all'")
     if isinstance(verify, str) and verify != "all":
@@ -154,6 +234,7 @@ _LANE_REASONS = ("unsupported", "failed", "not allowed", "not offered", "other h
 class SkippedLane(NamedTuple):
     """A lane that was not used."""
 
+    #: The lane's name, for example "cma".
     name: str
     #: "unsupported": this build, machine or state cannot use the lane. "failed": the lane should
     #: have worked, and is worth fixing. "not allowed": excluded by ``lanes`` or WHERRY_LANES. "not
@@ -166,18 +247,19 @@ class SkippedLane(NamedTuple):
 class SourceStats(NamedTuple):
     """One source of a receive."""
 
+    #: Its rank, or in torchft its place in the metadata.
     rank: int
     #: Bytes that arrived from it, and chunks of the received state that came from it.
-    bytes: int
-    chunks: int
+    bytes: int = 0
+    chunks: int = 0
     #: Bytes per second while it had something to send; 0.0 if it sent nothing.
-    rate: float
+    rate: float = 0.0
     #: The lane that was used last; "" if none was.
-    lane: str
+    lane: str = ""
     #: None if the source was used to the end, or was not needed. Otherwise the class of the error
     #: for which the receive went on without it, or failed, and its text.
-    error: type[Error] | None
-    reason: str
+    error: type[Error] | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -199,6 +281,7 @@ class Stats:
     #: Bytes that the receiver requested, and bytes that arrived, including repeated ones.
     bytes_wanted: int = 0
     bytes_moved: int = 0
+    #: The number of chunks that arrived.
     chunks: int = 0
     #: The number of control messages that this side sent.
     messages: int = 0
@@ -206,8 +289,10 @@ class Stats:
     workers: int = 0
     #: The number of chunks that arrived damaged and were requested again.
     retries: int = 0
-    #: True if the data was checked against digests.
+    #: True if the data was checked: by digests, or by encryption.
     checked: bool = False
+    #: True if all data came over encrypted and authenticated connections (``encrypt="all"``).
+    verified: bool = False
     #: Source: time to read the state.
     prepare_seconds: float = 0.0
     #: Receiver: time from the request to the answer. Source: time until the request arrived.
@@ -241,9 +326,11 @@ class Stats:
         return cls(**known)
 
     def slow_because(self) -> str:
-        """Why neither cma nor ring, the fast lanes within one host, was used.
+        """Says why neither cma nor ring, the fast lanes within one host, was used.
 
-        "" if one of them was used or not allowed, no byte moved, or the ranks are on two hosts.
+        Returns:
+            The reasons; "" if one of the two was used or was not allowed, if no byte moved, or if
+            the ranks are on two hosts.
         """
         if self.lane in ("", "cma", "ring"):
             return ""
@@ -253,24 +340,24 @@ class Stats:
         return "; ".join(f"{one.name}: {one.text}" for one in fast)
 
     def __str__(self) -> str:
-        moved = "no bytes were moved"
-        if self.lane:
-            moved = (
-                f"{self.bytes_moved / 1e6:.1f} MB in {self.data_seconds:.3f} s, "
-                f"{self.rate / 1e9:.2f} GB/s over {self.lane}"
-            )
-        return f"{moved}; {self.total_seconds:.3f} s in total"
+        if not self.lane:
+            return f"no bytes in {1e3 * self.total_seconds:.1f} ms"
+        moved = f"{_bytes(self.bytes_moved)} in {1e3 * self.data_seconds:.1f} ms"
+        speed = f" ({_bytes(self.rate)}/s)" if self.bytes_moved >= 1e6 else ""
+        return f"{moved}{speed} over {self.lane}; {1e3 * self.total_seconds:.1f} ms in total"
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The result of a send for one destination."""
 
+    #: The destination.
     rank: int
     #: None if the receiver has the complete state.
     error: Error | None
     stats: Stats
-    #: True if the receiver took nothing from here, because other sources had sent it everything.
+    #: True if the receiver took nothing from this source, because other sources had sent it
+    #: everything.
     not_needed: bool = False
 
     @property
@@ -279,28 +366,25 @@ class Outcome:
         return self.error is None
 
 
-def log_received(peers: Sequence[int], stats: Stats, what: str = "received from") -> None:
-    """Logs a receive, and a warning if a slow lane was used."""
-    several = len(peers) > 1
-    ranks = f"rank{'s' * several} {', '.join(map(str, peers))}"
-    logger.info("%s %s: %s", what, ranks, stats)
-    for one in stats.sources if several else ():
-        if one.error is not None:
-            logger.warning("received without rank %d: %s", one.rank, one.reason)
-    if not several and (because := stats.slow_because()):
-        slow = "%s is on this host, but '%s' is used, which is slower, because: %s"
-        logger.warning(slow, ranks, stats.lane, because)
+def _bytes(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:.0f} B"
 
 
-def log_sent(outcomes: Sequence[Outcome]) -> None:
-    """Logs the successful outcomes of a send, as log_received() does."""
+def warn_if_slow(rank: int, stats: Stats) -> None:
+    """Logs a warning if a slow lane was used within this host. The library logs all the rest."""
+    if because := stats.slow_because():
+        slow = "rank %d is on this host, but '%s' is used, which is slower, because: %s"
+        logger.warning(slow, rank, stats.lane, because)
+
+
+def settle(outcomes: Sequence[Outcome]) -> None:
+    """Raises the first error, if any. Its attribute ``outcomes`` has all outcomes."""
     for one in outcomes:
         if one.error is None:
-            log_received([one.rank], one.stats, "sent to")
-
-
-def raise_first(outcomes: Sequence[Outcome]) -> None:
-    """Raises the first error, if any. Its attribute ``outcomes`` has all outcomes."""
+            warn_if_slow(one.rank, one.stats)
     for one in outcomes:
         if one.error is not None:
             one.error.outcomes = tuple(outcomes)
@@ -345,6 +429,8 @@ def reporting(progress: ProgressOption, verb: str) -> Iterator[Report | None]:
     elif progress is True:
         tqdm = _find_tqdm()
         with contextlib.ExitStack() as stack:
+            if tqdm is None:
+                _warn_without_tqdm()
             yield _log_lines(verb) if tqdm is None else _bars(verb, tqdm, stack)
     elif callable(progress):
         function = progress
@@ -353,6 +439,14 @@ def reporting(progress: ProgressOption, verb: str) -> Iterator[Report | None]:
         raise InvalidArgument(
             f"progress must be True or a function that takes a wherry.Progress, not {progress!r}"
         )
+
+
+@functools.cache  # Log this once per process.
+def _warn_without_tqdm() -> None:
+    logger.warning(
+        "no progress bar, because tqdm is missing: pip install tqdm; the log has a line per second "
+        "instead, at level INFO"
+    )
 
 
 def _find_tqdm() -> Any:
@@ -364,15 +458,15 @@ def _find_tqdm() -> Any:
 
 
 def _log_lines(verb: str) -> Report:
-    last: dict[int, float] = {}  # by peer
+    last: dict[int, float] = {}  # the bars, by peer
 
     def report(peer: int, done: int, total: int, rate: float, path: str, lane: str) -> None:
         now = time.monotonic()
         if done == total or now - last.get(peer, -math.inf) >= LOG_EVERY_SECONDS:
             last[peer] = now
             percent = 100 * done // total if total else 100
-            line = "%s rank %d: %d%% of %.1f MB, %.2f GB/s, %s"
-            logger.info(line, verb, peer, percent, total / 1e6, rate / 1e9, lane)
+            line = "%s rank %d: %d%% of %s, %s/s, %s"
+            logger.info(line, verb, peer, percent, _bytes(total), _bytes(rate), lane)
 
     return report
 
@@ -410,11 +504,7 @@ def receive(
     """
     target_codec = codec.for_target()
     target = None if into is None else _core.build(into(), target_codec)
-    options.update(
-        new=target is not None,
-        any_device=True,
-        stream=codec.stream(target.cuda_devices() if target else ()),
-    )
+    options["stream"] = codec.stream(target.cuda_devices() if target else ())
     with reporting(progress, "from") as report:
         options["progress"] = report
         value, stats = fetch(target, options)

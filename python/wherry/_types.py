@@ -444,7 +444,8 @@ def _dataclass_decoder(arguments: dict[str, Any]) -> Decoder:
 
 
 def enum_encoder(cls: Any) -> Encoder:
-    """The encoder for an enum. Flags are sent by value, because they combine; others by name."""
+    """The encoder for an enum. Flags are sent by value, because they can be combined; other members
+    are sent by name."""
     is_flag = issubclass(cls, enum.Flag)
     name = "python.flag" if is_flag else "python.enum"
     type_name = format_type_name(name, **{"class": importable_name(cls)})

@@ -23,9 +23,20 @@ __all__ += ["SystemFailure", "Timeout", "TrailingBytes", "Truncated", "Unsupport
 _BY_STATUS: dict[str, type[Error]] = {}
 
 
-class Error(Exception):
-    """The base class of all exceptions of Wherry."""
+class Error(RuntimeError):
+    """The base class of all exceptions of Wherry.
 
+    - ``message``: what happened and what to do, in one sentence.
+    - ``rank``: the rank that the error is about, or None.
+    - ``path``: the path of the value that it is about, or None.
+    - ``errno``: the error number of the system, or 0.
+    - ``outcomes``: after a send, one :class:`Outcome` per destination.
+    - ``stats``: after a receive, its :class:`Stats` until the failure.
+    - ``report``: after a receive in place that failed in the middle, the paths of the tensors, in
+      three lists with the keys "complete", "partial" and "untouched"; else None.
+    """
+
+    #: The name of the status in docs/errors.md.
     status: str = "INTERNAL"
 
     def __init__(
@@ -36,12 +47,8 @@ class Error(Exception):
         self.rank = rank
         self.path = path
         self.errno: int | None = errno
-        #: After a send: one outcome per destination.
         self.outcomes: Sequence[Outcome] = ()
-        #: After a receive: its statistics until the failure.
         self.stats: Stats | None = None
-        #: After a receive in place that failed in the middle: the paths of the tensors, in three
-        #: lists with the keys "complete", "partial" and "untouched".
         self.report: Mapping[str, Sequence[str]] | None = None
 
     def __init_subclass__(cls, status: str = "") -> None:
@@ -54,7 +61,7 @@ class InvalidArgument(Error, ValueError, status="INVALID_ARGUMENT"):
     """An argument is not valid, or the call is not allowed now. Correct the call."""
 
 
-class Unsupported(Error, TypeError, status="UNSUPPORTED"):
+class Unsupported(Error, status="UNSUPPORTED"):
     """This build or machine lacks a feature, or a value of this type cannot be sent."""
 
 
@@ -158,7 +165,7 @@ class Closed(Error, status="CLOSED"):
     """The group or transport is closed, or another process has taken this process's rank."""
 
 
-class InternalError(Error, RuntimeError, status="INTERNAL"):
+class InternalError(Error, status="INTERNAL"):
     """A bug in Wherry. Please report it, with the message."""
 
 
@@ -170,8 +177,25 @@ def class_of(status: int) -> type[Error]:
     return _BY_VALUE.get(status, InternalError)
 
 
+#: What C programs write, and what Python programs write instead.
+_WORDS = {
+    "WHERRY_RECV_PARTIAL": "partial=True",
+    ", or WHERRY_RECV_NEW to receive the rest into new memory": "",
+    "set allow_insecure in the options of the group": "pass allow_insecure=True",
+    "wherry_checkpoint_recv": "wherry.recv or recv_checkpoint",
+    "wherry_checkpoint_send": "wherry.send or send_checkpoint",
+}
+
+
+def in_python(message: str) -> str:
+    """A message of the library in the words of a Python program."""
+    for word, python in _WORDS.items():
+        message = message.replace(word, python)
+    return message
+
+
 def _make(status: int, message: str, rank: int | None, path: str | None, errno: int) -> Error:
-    return class_of(status)(message, rank=rank, path=path, errno=errno)
+    return class_of(status)(in_python(message), rank=rank, path=path, errno=errno)
 
 
 _core.set_error_class(_make)

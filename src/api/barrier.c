@@ -1,6 +1,7 @@
 /*
- * The barrier. Every rank tells every other rank the number of the barrier that it has reached, and
- * waits until all others have reached it too.
+ * The barrier. A kind of group may have its own (group/sockets/arrival.c); this one is for the
+ * others, in which messages need no connections. Every rank tells every other rank the number of
+ * the barrier that it has reached, and waits until all others have reached it too.
  */
 #include "api/group_handle.h"
 #include "base/alloc.h"
@@ -136,6 +137,7 @@ static wherry_status look_for_losses(const barrier *b, wherry_error *error) {
 
 static wherry_status wait_for_all(const barrier *b, wherry_error *error) {
     wherry_status status = WHERRY_OK;
+    wh_wait_log wait = {0};
     while (status == WHERRY_OK && first_absent(b) < b->inner->size) {
         wh_message message;
         wherry_error latest;
@@ -152,6 +154,8 @@ static wherry_status wait_for_all(const barrier *b, wherry_error *error) {
             int32_t absent = first_absent(b);
             if (status == WHERRY_OK && late && absent < b->inner->size) {
                 status = fail_absent(b, absent, error);
+            } else if (wh_wait_is_long(&wait) && absent < b->inner->size) {
+                wh_log_wait("", "rank %d at barrier %llu", (int)absent, (unsigned long long)b->number);
             }
         } else if (error) {
             *error = latest;
@@ -170,6 +174,11 @@ wherry_status wherry_group_barrier(wherry_group *group, uint64_t number, uint32_
                        "another thread is already in a barrier of this group; wait until it has finished");
     }
     wh_group *inner = group->inner;
+    if (inner->ops->barrier) {
+        wherry_status done = inner->ops->barrier(inner, number, wh_deadline_in_ms(timeout_ms), error);
+        atomic_flag_clear(&group->in_barrier);
+        return done;
+    }
     barrier b = {group, inner, number, wh_deadline_in_ms(timeout_ms), NULL};
     b.told = wh_alloc_zeroed((size_t)inner->size, sizeof(*b.told));
     wherry_status status = b.told ? tell_all(&b, error) : wh_fail_memory(error, "a barrier");

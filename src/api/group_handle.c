@@ -8,17 +8,17 @@
 #include "base/error.h"
 #include "base/options.h"
 #include "group/callback/callback.h"
+#include "group/group_timing.h"
 #include "group/hello.h"
 #include "group/mailbox.h"
+#include "group/sockets/endpoint.h"
 #include "group/sockets/sockets.h"
-
-enum { JOIN_MS = 300000, HEARTBEAT_MS = 1000, DEAD_AFTER_MS = 5000 };
 
 void wherry_group_options_init(wherry_group_options *options) {
     *options = (wherry_group_options){.struct_size = sizeof(*options),
-                                      .timeout_ms = JOIN_MS,
-                                      .heartbeat_ms = HEARTBEAT_MS,
-                                      .dead_after_ms = DEAD_AFTER_MS};
+                                      .timeout_ms = WH_GROUP_JOIN_MS,
+                                      .heartbeat_ms = WH_GROUP_HEARTBEAT_MS,
+                                      .dead_after_ms = WH_GROUP_DEAD_AFTER_MS};
 }
 
 wherry_status wh_group_wrap(wh_group *inner, wherry_group **group_p, wherry_error *error) {
@@ -49,10 +49,20 @@ static wherry_status check_options(const wherry_group_options *options, wherry_e
             "allow_insecure must be 0 or 1, reserved must be 0, and flags may have only the bits of WHERRY_JOIN_*; "
             "initialize the options with wherry_group_options_init");
     }
-    if (!options->secret != !options->secret_size || options->secret_size > WH_HELLO_SECRET_MAX) {
+    if (options->encrypt > WHERRY_ENCRYPT_ALL || options->reserved2) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "encrypt must be a wherry_encrypt, and reserved2 must be 0");
+    }
+    bool serves = options->identity;
+    bool reads = options->token;
+    if (serves + reads + (options->secret != NULL) > 1) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "the secret must have 1 to %d bytes, but it has %zu; for no secret, use NULL and 0",
-                       WH_HELLO_SECRET_MAX, options->secret_size);
+                       "a process is a server with an identity, or a reader with a token, or a member with a secret");
+    }
+    if ((serves || reads) && options->allow_insecure) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "allow_insecure is not for a server or its readers");
+    }
+    if (!options->secret != !options->secret_size) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a secret without a size, or a size without a secret");
     }
     if (!options->heartbeat_ms || options->dead_after_ms <= options->heartbeat_ms) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
@@ -76,6 +86,13 @@ wherry_status wherry_group_join(const char *address, const wherry_group_options 
     wh_deadline deadline = wh_deadline_in_ms(chosen.timeout_ms);
     wh_sockets_options sockets = {.secret = chosen.secret,
                                   .secret_size = chosen.secret_size,
+                                  .encrypt = chosen.encrypt,
+                                  .tls_certificate = chosen.tls_certificate,
+                                  .tls_key = chosen.tls_key,
+                                  .tls_ca = chosen.tls_ca,
+                                  .tls_name = chosen.tls_name,
+                                  .identity = chosen.identity,
+                                  .token = chosen.token,
                                   .allow_insecure = chosen.allow_insecure,
                                   .heartbeat_ms = chosen.heartbeat_ms,
                                   .dead_after_ms = chosen.dead_after_ms,
@@ -118,6 +135,39 @@ wherry_status wherry_group_meeting(const wherry_group *group, char text[WHERRY_G
     WH_TRY(wh_group_meeting(group->inner, found, sizeof(found), error));
     memcpy(text, found, strlen(found) + 1);
     return WHERRY_OK;
+}
+
+wherry_status wherry_group_token(const wherry_group *group, char text[WHERRY_GROUP_TOKEN_MAX], wherry_error *error) {
+    if (!group || !text) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group or text is NULL");
+    }
+    const wh_group *inner = group->inner;
+    return inner->ops->token ? inner->ops->token(inner, text, error)
+                             : wh_fail(error, WHERRY_UNSUPPORTED, "a %s group has no servers", inner->ops->name);
+}
+
+wherry_status wherry_group_reload(wherry_group *group, wherry_error *error) {
+    if (!group) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group is NULL");
+    }
+    wh_group *inner = group->inner;
+    return inner->ops->reload ? inner->ops->reload(inner, error)
+                              : wh_fail(error, WHERRY_UNSUPPORTED, "a %s group has no secret", inner->ops->name);
+}
+
+wherry_status wherry_group_describe(wherry_group *group, int32_t rank, wherry_group_link *link_p, wherry_error *error) {
+    if (!group || !link_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group or link_p is NULL");
+    }
+    wh_group *inner = group->inner;
+    WH_TRY(wh_group_check_rank(inner, rank, error));
+    return inner->ops->describe
+               ? inner->ops->describe(inner, rank, link_p, error)
+               : wh_fail(error, WHERRY_UNSUPPORTED, "a %s group does not know its connections", inner->ops->name);
+}
+
+uint64_t wherry_group_clean(const char *folder, bool remove) {
+    return folder ? wh_leftovers_clean(folder, remove) : 0;
 }
 
 int32_t wherry_group_rank(const wherry_group *group) {

@@ -154,7 +154,7 @@ void wherry_free(void *memory) {
     wh_free(memory);
 }
 
-char *wh_copy_text(const char *text, size_t size) {
+char *wh_text_copy(const char *text, size_t size) {
     char *copy = size < SIZE_MAX ? wh_alloc(size + 1) : NULL;
     if (copy) {
         if (size) {
@@ -325,7 +325,7 @@ void wh_pool_free(void *object, uint32_t offset) {
 
 void wherry_allocator_set(const wherry_allocator *allocator) {
     if (pthread_mutex_trylock(&shared_lock) == 0) {
-        wh_pool_close(&shared_pool); /* the old allocator must free the pool's block */
+        wh_pool_close(&shared_pool); /* The old allocator must free the pool's block. */
         pthread_mutex_unlock(&shared_lock);
     }
     current = allocator ? *allocator : default_allocator;

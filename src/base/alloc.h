@@ -45,7 +45,7 @@ WH_SHARED void *wh_alloc_zeroed(size_t count, size_t size);
 WH_SHARED void wh_free(void *memory);
 
 /** @return a copy of size bytes, followed by a zero byte; NULL if out of memory. */
-WH_SHARED char *wh_copy_text(const char *text, size_t size);
+WH_SHARED char *wh_text_copy(const char *text, size_t size);
 
 /**
  * Makes room for one more element in an array of `count` elements. If there is no room, the

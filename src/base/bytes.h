@@ -11,6 +11,12 @@
 #include <stdint.h>
 #include <string.h>
 
+/** Borrowed bytes. */
+typedef struct wh_bytes {
+    const void *bytes;
+    size_t size;
+} wh_bytes;
+
 static inline uint64_t wh_double_bits(double number) {
     uint64_t bits;
     memcpy(&bits, &number, sizeof(bits));

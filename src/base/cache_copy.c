@@ -4,12 +4,11 @@
 #include <string.h>
 
 #ifdef __x86_64__
-#include <cpuid.h>
 #include <immintrin.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 
-enum { LINE = 64, SHORT = 2 << 10, PAGE = 4 << 10, LEAF_FEATURES = 7, ERMS = 1 << 9 };
+#include "base/process.h"
+
+enum { LINE = 64, SHORT = 2 << 10, PAGE = 4 << 10 };
 
 /** Copies whole cache lines to an aligned destination. */
 typedef void copy_lines_fn(uint8_t *restrict to, const uint8_t *restrict from, size_t lines);
@@ -49,12 +48,12 @@ __attribute__((target("avx512f"))) static void copy_lines_avx512(uint8_t *restri
     }
 }
 
-void wh_copy_nontemporal(void *restrict to, const void *restrict from, size_t size) {
+void wh_memcpy_nontemporal(void *restrict to, const void *restrict from, size_t size) {
     if (size < SHORT) {
         memcpy(to, from, size);
         return;
     }
-    copy_lines_fn *copy = __builtin_cpu_supports("avx512f") ? copy_lines_avx512 : copy_lines;
+    copy_lines_fn *copy = wh_cpu_features() & WH_CPU_AVX512F ? copy_lines_avx512 : copy_lines;
     uint8_t *out = to;
     const uint8_t *in = from;
     size_t head = (size_t)(-(uintptr_t)out & (LINE - 1));
@@ -65,30 +64,12 @@ void wh_copy_nontemporal(void *restrict to, const void *restrict from, size_t si
     memcpy(out + done, in + done, size - done);
 }
 
-void wh_copy_fence(void) {
+void wh_memcpy_fence(void) {
     _mm_sfence();
 }
 
-/**
- * True if the processor copies whole cache lines with `rep movsb` (the feature ERMS). The answer of
- * cpuid is stored, because cpuid may trap to a hypervisor.
- */
-static bool moves_lines(void) {
-    static atomic_int known; /* 0: cpuid was not executed yet */
-    int answer = atomic_load_explicit(&known, memory_order_relaxed);
-    if (answer == 0) {
-        unsigned a = 0;
-        unsigned b = 0;
-        unsigned c = 0;
-        unsigned d = 0;
-        answer = __get_cpuid_count(LEAF_FEATURES, 0, &a, &b, &c, &d) && (b & ERMS) ? 1 : -1;
-        atomic_store_explicit(&known, answer, memory_order_relaxed);
-    }
-    return answer > 0;
-}
-
-void wh_copy_into_cache(void *restrict to, const void *restrict from, size_t size) {
-    if (size < SHORT || !moves_lines()) {
+void wh_memcpy_into_cache(void *restrict to, const void *restrict from, size_t size) {
+    if (size < SHORT || !(wh_cpu_features() & WH_CPU_ERMS)) {
         memcpy(to, from, size);
         return;
     }
@@ -97,20 +78,20 @@ void wh_copy_into_cache(void *restrict to, const void *restrict from, size_t siz
     while (size > 0) {
         size_t step = size < PAGE ? size : PAGE;
         size_t left = step;
-        __builtin_prefetch(in + PAGE); /* a prefetch past the end is harmless */
+        __builtin_prefetch(in + PAGE); /* A prefetch past the end is harmless. */
         __asm__ volatile("rep movsb" : "+D"(out), "+S"(in), "+c"(left) : : "memory");
         size -= step;
     }
 }
 #else
-void wh_copy_fence(void) {
+void wh_memcpy_fence(void) {
 }
 
-void wh_copy_into_cache(void *restrict to, const void *restrict from, size_t size) {
+void wh_memcpy_into_cache(void *restrict to, const void *restrict from, size_t size) {
     memcpy(to, from, size);
 }
 
-void wh_copy_nontemporal(void *restrict to, const void *restrict from, size_t size) {
+void wh_memcpy_nontemporal(void *restrict to, const void *restrict from, size_t size) {
     memcpy(to, from, size);
 }
 #endif

@@ -34,6 +34,12 @@ static inline bool wh_add_product(uint64_t a, uint64_t b, uint64_t *result) {
     return wh_mul(a, b, &product) && wh_add(*result, product, result);
 }
 
+/** The sum, or UINT64_MAX if it is larger. */
+static inline uint64_t wh_add_saturating(uint64_t a, uint64_t b) {
+    uint64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
+}
+
 static inline uint64_t wh_min(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }

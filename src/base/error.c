@@ -108,37 +108,37 @@ void wh_fail_path(wherry_error *error, const char *path) {
     memcpy(error->path + head + sizeof(ellipsis) - 1, path + tail, length - tail + 1);
 }
 
-const char *wherry_status_name(wherry_status status) {
-    switch (status) {
-#define WHERRY_X(name, value, group, text)                                                                             \
-    case WHERRY_##name:                                                                                                \
-        return "WHERRY_" #name;
-        WHERRY_STATUS_LIST(WHERRY_X)
+static const struct status_info {
+    wherry_status status;
+    wherry_status_class class_;
+    const char *name;
+    const char *text;
+} statuses[] = {
+#define WHERRY_X(name, value, group, text) {WHERRY_##name, WHERRY_STATUS_CLASS_##group, "WHERRY_" #name, text},
+    WHERRY_STATUS_LIST(WHERRY_X)
 #undef WHERRY_X
+};
+
+static const struct status_info *info_of(wherry_status status) {
+    static const struct status_info unknown = {WHERRY_OK, WHERRY_STATUS_CLASS_BUG, "WHERRY_?", "an unknown status"};
+    for (size_t i = 0; i < sizeof(statuses) / sizeof(*statuses); i++) {
+        if (statuses[i].status == status) {
+            return statuses + i;
+        }
     }
-    return "WHERRY_?";
+    return &unknown;
+}
+
+const char *wherry_status_name(wherry_status status) {
+    return info_of(status)->name;
 }
 
 const char *wherry_status_text(wherry_status status) {
-    switch (status) {
-#define WHERRY_X(name, value, group, text)                                                                             \
-    case WHERRY_##name:                                                                                                \
-        return text;
-        WHERRY_STATUS_LIST(WHERRY_X)
-#undef WHERRY_X
-    }
-    return "an unknown status";
+    return info_of(status)->text;
 }
 
 wherry_status_class wherry_status_class_of(wherry_status status) {
-    switch (status) {
-#define WHERRY_X(name, value, group, text)                                                                             \
-    case WHERRY_##name:                                                                                                \
-        return WHERRY_STATUS_CLASS_##group;
-        WHERRY_STATUS_LIST(WHERRY_X)
-#undef WHERRY_X
-    }
-    return WHERRY_STATUS_CLASS_BUG;
+    return info_of(status)->class_;
 }
 
 const char *wherry_version(void) {

@@ -74,4 +74,15 @@ WH_SHARED void wh_fail_path(wherry_error *error, const char *path);
         }                                                                                                              \
     } while (0)
 
+/**
+ * Checks an allocation. If `good` is NULL or false, fails with WHERRY_NO_MEMORY and returns from
+ * the current function. @param purpose  as in wh_fail_memory.
+ */
+#define WH_TRY_ALLOC(good, error, purpose)                                                                             \
+    do {                                                                                                               \
+        if (!(good)) {                                                                                                 \
+            return wh_fail_memory(error, purpose);                                                                     \
+        }                                                                                                              \
+    } while (0)
+
 #endif

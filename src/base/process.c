@@ -8,6 +8,9 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -17,9 +20,7 @@ wherry_status wh_boot_read(void *boot, wherry_error *error) {
     int file = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t got = file < 0 ? -1 : read(file, boot, WH_BOOT_BYTES);
     int errnum = got < 0 ? errno : EIO;
-    if (file >= 0) {
-        close(file);
-    }
+    wh_close(file);
     return got == WH_BOOT_BYTES ? WHERRY_OK
                                 : wh_fail_errno(error, WHERRY_UNSUPPORTED, errnum,
                                                 "cannot identify this host: reading %s failed; mount /proc", path);
@@ -62,10 +63,49 @@ wherry_status wh_random_fill(void *bytes, size_t size, wherry_error *error) {
                : wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot get random bytes from the system");
 }
 
+void wh_close(int fd) {
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
 size_t wh_cpu_count(void) {
     cpu_set_t set;
     return sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0 ? (size_t)CPU_COUNT(&set) : 1;
 }
+
+#ifdef __x86_64__
+#define KNOWN (1U << 31)
+
+unsigned wh_cpu_features(void) {
+    enum { OSXSAVE = 1 << 27, YMM_KEPT = 0x06, ZMM_KEPT = 0xe6, AVX2 = 1 << 5, ERMS = 1 << 9, AVX512F = 1 << 16 };
+    /* The instruction cpuid may trap to a hypervisor, which takes long. */
+    static atomic_uint stored;
+    unsigned features = atomic_load_explicit(&stored, memory_order_relaxed);
+    if (features) {
+        return features;
+    }
+    unsigned a = 0;
+    unsigned b = 0;
+    unsigned c = 0;
+    unsigned d = 0;
+    unsigned kept = 0; /* The registers that the kernel saves for each thread. */
+    if (__get_cpuid(1, &a, &b, &c, &d) && (c & OSXSAVE)) {
+        __asm__("xgetbv" : "=a"(kept), "=d"(d) : "c"(0));
+    }
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+        b = 0;
+    }
+    features = KNOWN | (b & ERMS ? WH_CPU_ERMS : 0) | ((b & AVX2) && (kept & YMM_KEPT) == YMM_KEPT ? WH_CPU_AVX2 : 0) |
+               ((b & AVX512F) && (kept & ZMM_KEPT) == ZMM_KEPT ? WH_CPU_AVX512F : 0);
+    atomic_store_explicit(&stored, features, memory_order_relaxed);
+    return features;
+}
+#else
+unsigned wh_cpu_features(void) {
+    return 0;
+}
+#endif
 
 /* ---- locks that are safe across fork ---- */
 
@@ -136,16 +176,42 @@ void wh_fork_lock_give(wh_fork_lock *lock) {
     pthread_mutex_unlock(&lock->mutex);
 }
 
-void *wh_fork_wiped_alloc(size_t size) {
+/* ---- the nonce ---- */
+
+static uint8_t *nonce; /**< NULL: not allocated yet. */
+static bool nonce_made;
+
+static void forget_nonce(void) {
+    nonce_made = false;
+}
+
+static wh_fork_lock nonce_lock = WH_FORK_LOCK(.in_child = forget_nonce);
+
+/** Allocates memory that the kernel zeroes in a child of fork(). @return NULL, with errno set. */
+static void *allocate_wiped(size_t size) {
     void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
-        return NULL;
-    }
-    if (madvise(memory, size, MADV_WIPEONFORK) != 0) {
+    if (memory != MAP_FAILED && madvise(memory, size, MADV_WIPEONFORK) != 0) {
         int errnum = errno;
         munmap(memory, size);
         errno = errnum;
-        return NULL;
+        memory = MAP_FAILED;
     }
-    return memory;
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+wherry_status wh_process_nonce(const uint8_t **nonce_p, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    wh_fork_lock_take(&nonce_lock);
+    nonce = nonce ? nonce : allocate_wiped(WH_NONCE_BYTES);
+    if (!nonce) {
+        status = wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot get memory for a nonce");
+    } else if (!nonce_made) {
+        status = wh_random_fill(nonce, WH_NONCE_BYTES, error);
+    }
+    if (status == WHERRY_OK) {
+        nonce_made = true;
+        *nonce_p = nonce;
+    }
+    wh_fork_lock_give(&nonce_lock);
+    return status;
 }

@@ -1,5 +1,5 @@
 /**
- * @file process.h  Process and host identity, the number of processors, and safety across fork().
+ * @file process.h  Process and host identity, the processors, and safety across fork().
  */
 #ifndef WH_BASE_PROCESS_H
 #define WH_BASE_PROCESS_H
@@ -50,8 +50,34 @@ bool wh_identity_shares_pids(const wh_identity *one, const wh_identity *other);
  */
 wherry_status wh_random_fill(void *bytes, size_t size, wherry_error *error);
 
+enum { WH_NONCE_BYTES = 32 };
+
+/**
+ * Returns the nonce of this process: random bytes that no other process has. A reader of this
+ * memory can check that it reads this process and not another one. So the memory is never freed,
+ * and the kernel zeroes it in a child of fork(). The child gets a new nonce from its first call.
+ * @return WHERRY_OK; WHERRY_SYSTEM.
+ */
+wherry_status wh_process_nonce(const uint8_t **nonce_p, wherry_error *error);
+
+/** Closes a descriptor. Does nothing if it is -1. */
+void wh_close(int fd);
+
 /** The number of processors that the calling thread may run on; 1 if unknown. */
 size_t wh_cpu_count(void);
+
+/** A processor's features that Wherry has code for; those of x86-64 only. */
+enum {
+    WH_CPU_ERMS = 1 << 0, /**< `rep movsb` copies whole cache lines. */
+    WH_CPU_AVX2 = 1 << 1,
+    WH_CPU_AVX512F = 1 << 2,
+};
+
+/**
+ * Returns the features of this processor that the kernel supports too. Cheap: the first answer is
+ * kept. Not every compiler comes with what __builtin_cpu_supports calls.
+ */
+unsigned wh_cpu_features(void);
 
 /**
  * A lock for process-wide data. After a fork(), the child must not use data that belongs to its
@@ -85,13 +111,5 @@ typedef struct wh_fork_lock {
 
 void wh_fork_lock_take(wh_fork_lock *lock);
 void wh_fork_lock_give(wh_fork_lock *lock);
-
-/**
- * Allocates zeroed memory that the kernel zeroes again in a child of fork(). Use it for data that
- * other processes read from this process. They may read it from a child before the in_child handler
- * of a wh_fork_lock has run. The memory is never freed.
- * @return the memory; NULL on failure, with errno set.
- */
-void *wh_fork_wiped_alloc(size_t size);
 
 #endif

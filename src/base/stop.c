@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/process.h"
 
 wherry_status wh_stop_init(wh_stop *stop, wherry_error *error) {
     atomic_init(&stop->requested, false);
@@ -17,9 +18,7 @@ wherry_status wh_stop_init(wh_stop *stop, wherry_error *error) {
 }
 
 void wh_stop_destroy(wh_stop *stop) {
-    if (stop->event >= 0) {
-        close(stop->event);
-    }
+    wh_close(stop->event);
     stop->event = -1;
 }
 
@@ -57,10 +56,15 @@ bool wh_stop_wait_fd(const wh_stop *stop, int fd, short events, wh_deadline dead
 }
 
 int wh_thread_start(pthread_t *thread_p, void *(*run)(void *), void *context) {
-    sigset_t all;
+    static const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP};
+    sigset_t others;
     sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigfillset(&others);
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        /* If its signal is blocked, a fault ends the process without calling a handler. */
+        sigdelset(&others, faults[i]);
+    }
+    pthread_sigmask(SIG_SETMASK, &others, &before);
     int result = pthread_create(thread_p, NULL, run, context);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return result;

@@ -68,7 +68,8 @@ static inline bool wh_stop_requested(const wh_stop *stop) {
 bool wh_stop_wait_fd(const wh_stop *stop, int fd, short events, wh_deadline deadline);
 
 /**
- * Starts a thread with all signals blocked, so that only the program's own threads handle signals.
+ * Starts a thread with all signals blocked, so that only the program's own threads handle signals;
+ * except those of the thread's own faults, such as SIGBUS for a mapped file that got shorter.
  * @return 0, or an errno.
  */
 int wh_thread_start(pthread_t *thread_p, void *(*run)(void *), void *context);

@@ -9,16 +9,16 @@
 
 #include "base/alloc.h"
 
-static bool reserve(wh_string *string, size_t more) {
+char *wh_string_room(wh_string *string, size_t more) {
     if (string->failed || more >= SIZE_MAX - string->size ||
         !WH_GROW(string->bytes, string->capacity, string->size + more)) {
         string->failed = true;
     }
-    return !string->failed;
+    return string->failed ? NULL : string->bytes + string->size;
 }
 
 void wh_string_append(wh_string *string, const char *bytes, size_t size) {
-    if (reserve(string, size)) {
+    if (wh_string_room(string, size)) {
         if (size) {
             memcpy(string->bytes + string->size, bytes, size);
         }
@@ -33,7 +33,7 @@ void wh_string_format(wh_string *string, const char *format, ...) {
     va_list again;
     va_copy(again, arguments);
     int size = vsnprintf(NULL, 0, format, arguments);
-    if (size >= 0 && reserve(string, (size_t)size)) {
+    if (size >= 0 && wh_string_room(string, (size_t)size)) {
         vsnprintf(string->bytes + string->size, (size_t)size + 1, format, again);
         string->size += (size_t)size;
     }
@@ -92,7 +92,7 @@ bool wh_utf8_valid(const char *text, size_t size) {
     size_t at = 0;
     while (at < size) {
         uint64_t word;
-        if (size >= sizeof(word)) { /* the last word may include bytes that were already checked */
+        if (size >= sizeof(word)) { /* The last word may include bytes that were already checked. */
             size_t begin = size - at >= sizeof(word) ? at : size - sizeof(word);
             memcpy(&word, bytes + begin, sizeof(word));
             if (!(word & UINT64_C(0x8080808080808080))) {

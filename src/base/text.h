@@ -25,6 +25,12 @@ WH_SHARED void wh_string_append(wh_string *string, const char *bytes, size_t siz
 
 WH_SHARED void wh_string_format(wh_string *string, const char *format, ...) WHERRY_PRINTF(2, 3);
 
+/**
+ * Makes room for `more` bytes at the end. @return the start of the room; NULL if out of memory. The
+ * caller writes the bytes and adds their number to string->size.
+ */
+char *wh_string_room(wh_string *string, size_t more);
+
 /** Appends a big-endian number of `width` bytes. */
 void wh_append_number(wh_string *string, uint64_t number, size_t width);
 

@@ -90,7 +90,7 @@ static wherry_status add_tensor(wh_names *names, const wherry_tensor *tensor, co
     }
     size_t size = text.size;
     wh_named named = {wh_string_take(&text), size, tensor, path};
-    WH_TRY(wh_check_memory(named.name, error, "the names of tensors"));
+    WH_TRY_ALLOC(named.name, error, "the names of tensors");
     uint64_t hash = wh_hash(named.name, size, 0);
     if (wh_index_find(&names->index, hash, has_name, names, &named) != WH_INDEX_NONE ||
         strcmp(named.name, WH_SAFETENSORS_METADATA) == 0) {
@@ -160,7 +160,7 @@ static int compare_spans(const void *one, const void *other) {
 static wherry_status check_sharing(const wh_names *names, wherry_error *error) {
     span *spans = wh_alloc_array(names->count, sizeof(*spans));
     size_t count = 0;
-    WH_TRY(wh_check_memory(spans, error, "the names of tensors"));
+    WH_TRY_ALLOC(spans, error, "the names of tensors");
     for (size_t i = 0; i < names->count; i++) {
         const wherry_tensor *tensor = names->items[i].tensor;
         const void *data = wherry_storage_data(tensor->storage);

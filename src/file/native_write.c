@@ -33,10 +33,8 @@ static bool cover_extent(wh_layout *layout, uint64_t begin, const wherry_extent 
     enum { APART = 1 << 16, RUNS_MAX = 4096 };
     bool apart = extent->level_count > 0 && extent->levels[0].stride >= APART && extent->levels[0].count <= RUNS_MAX;
     uint64_t count = apart ? extent->levels[0].count : 1;
-    uint64_t span = extent->length;
-    for (uint32_t i = apart ? 1 : 0; i < extent->level_count; i++) {
-        span += (extent->levels[i].count - 1) * extent->levels[i].stride;
-    }
+    wherry_extent inner = {0, extent->length, apart ? extent->levels + 1 : extent->levels, extent->level_count - apart};
+    uint64_t span = wh_extent_span(&inner);
     bool good = true;
     for (uint64_t i = 0; i < count && good; i++) {
         good =
@@ -47,7 +45,7 @@ static bool cover_extent(wh_layout *layout, uint64_t begin, const wherry_extent 
 
 /** Fills layout->covered. @return false if out of memory. */
 static bool cover(const wherry_prepared *prepared, wh_layout *layout) {
-    /* creates the list even if nothing is covered */
+    /* This creates the list even if nothing is covered. */
     bool good = wh_layout_add_covered(layout, 0, 0, 0);
     for (size_t i = 0; i < layout->range_count && good; i++) {
         size_t count;
@@ -80,9 +78,8 @@ static wherry_status add_header(const wherry_prepared *prepared, uint32_t flags,
     wh_string_append(&text, manifest, size);
     layout->files[0].size = header.file_bytes;
     layout->storage_of = wh_alloc_array(prepared->tensor_count, sizeof(*layout->storage_of));
-    if (!wh_layout_add_header(layout, 0, 0, &text) || !layout->storage_of || !cover(prepared, layout)) {
-        return wh_fail_memory(error, "the header of a file");
-    }
+    WH_TRY_ALLOC(wh_layout_add_header(layout, 0, 0, &text) && layout->storage_of && cover(prepared, layout), error,
+                 "the header of a file");
     for (size_t i = 0; i < prepared->tensor_count; i++) {
         layout->storage_of[i] = prepared->tensor_storages[i];
     }

@@ -97,7 +97,7 @@ wherry_status wh_file_fail_errno(wherry_error *error, int errnum, const char *pa
 
 wherry_status wh_mapping_adopt(const char *path, int fd, uint64_t size, wh_mapping **mapping_p, wherry_error *error) {
     wh_mapping *mapping = wh_alloc_zeroed(1, sizeof(*mapping));
-    char *copy = wh_copy_text(path, strlen(path));
+    char *copy = wh_text_copy(path, strlen(path));
     if (!mapping || !copy) {
         wh_free(mapping);
         wh_free(copy);
@@ -127,7 +127,7 @@ wherry_status wh_mapping_open(const char *path, wh_mapping **mapping_p, wherry_e
         close(fd);
         return status;
     }
-    (*mapping_p)->modified = info.st_mtim;
+    (*mapping_p)->opened = info;
     return WHERRY_OK;
 }
 
@@ -169,7 +169,7 @@ wherry_status wh_mapping_read(const wh_mapping *mapping, uint64_t offset, void *
 wherry_status wh_mapping_copy(const wh_mapping *mapping, uint64_t offset, size_t size, char **bytes_p,
                               wherry_error *error) {
     char *bytes = wh_alloc(size + 1);
-    WH_TRY(wh_check_memory(bytes, error, "the header of a file"));
+    WH_TRY_ALLOC(bytes, error, "the header of a file");
     wherry_status status = wh_mapping_read(mapping, offset, bytes, size, error);
     if (status != WHERRY_OK) {
         wh_free(bytes);
@@ -198,6 +198,10 @@ wherry_status wh_mapping_wrap(wh_mapping *mapping, uint64_t offset, uint64_t nby
     return status;
 }
 
+static bool same_time(const struct timespec *one, const struct timespec *other) {
+    return one->tv_sec == other->tv_sec && one->tv_nsec == other->tv_nsec;
+}
+
 /** Fails if the file has changed since it was opened. */
 static wherry_status check_unchanged(const wh_mapping *mapping, wherry_error *error) {
     struct stat info;
@@ -210,11 +214,14 @@ static wherry_status check_unchanged(const wh_mapping *mapping, wherry_error *er
                             "because accessing missing bytes raises SIGBUS",
                             (unsigned long long)mapping->size, (unsigned long long)info.st_size);
     }
-    if ((uint64_t)info.st_size > mapping->size || info.st_mtim.tv_sec != mapping->modified.tv_sec ||
-        info.st_mtim.tv_nsec != mapping->modified.tv_nsec) {
-        return wh_file_fail(
-            error, WHERRY_CORRUPT, wh_spot_file(mapping->path),
-            "the file has been modified since it was opened; open it again when no process writes to it");
+    /* A change of the number of links, as when another file takes its name, also sets the ctime. */
+    const struct stat *opened = &mapping->opened;
+    bool written = info.st_size != opened->st_size || !same_time(&info.st_mtim, &opened->st_mtim);
+    bool touched = info.st_nlink == opened->st_nlink && !same_time(&info.st_ctim, &opened->st_ctim);
+    if (written || touched) {
+        return wh_file_fail(error, WHERRY_CORRUPT, wh_spot_file(mapping->path),
+                            "the file%s been modified since it was opened; open it again when no process writes to it",
+                            written ? " has" : ", or one of its attributes, has");
     }
     return WHERRY_OK;
 }
@@ -267,9 +274,8 @@ static wherry_status bytes_lay_out(const wherry_value *state, const wherry_file_
     (void)options;
     WH_TRY(bytes_accepts(state, error));
     uint64_t size = wh_dense_bytes(wherry_tensor_get(state));
-    if (!wh_layout_add_file(layout, layout->path) || !wh_layout_add_range(layout, 0, 0, size)) {
-        return wh_fail_memory(error, "the layout of a file");
-    }
+    WH_TRY_ALLOC(wh_layout_add_file(layout, layout->path) && wh_layout_add_range(layout, 0, 0, size), error,
+                 "the layout of a file");
     layout->files[0].size = size;
     return WHERRY_OK;
 }
@@ -350,9 +356,7 @@ void wherry_file_open_options_init(wherry_file_open_options *options) {
 
 wherry_status wh_opened_add(wherry_file *file, const char *path, wherry_error *error) {
     wh_mapping *mapping;
-    if (!WH_GROW(file->mappings, file->mapping_capacity, file->mapping_count)) {
-        return wh_fail_memory(error, "a file");
-    }
+    WH_TRY_ALLOC(WH_GROW(file->mappings, file->mapping_capacity, file->mapping_count), error, "a file");
     wherry_status status = wh_mapping_open(path, &mapping, error);
     if (status == WHERRY_OK) {
         file->mappings[file->mapping_count++] = mapping;
@@ -363,7 +367,7 @@ wherry_status wh_opened_add(wherry_file *file, const char *path, wherry_error *e
 
 /** Detects the format of the first file and reads the file. */
 static wherry_status open_as(wherry_file *file, wherry_file_format wanted, wherry_error *error) {
-    enum { HEAD = 16 }; /* enough bytes to recognize every format */
+    enum { HEAD = 16 }; /* These are enough bytes to recognize every format. */
     uint8_t head[HEAD];
     const wh_mapping *mapping = file->mappings[0];
     size_t size = mapping->size < sizeof(head) ? (size_t)mapping->size : sizeof(head);
@@ -402,7 +406,7 @@ wherry_status wherry_file_open(const char *path, const wherry_file_open_options 
                        "options has a flag or a format that this version does not know, or invalid limits");
     }
     wherry_file *file = wh_alloc_zeroed(1, sizeof(*file));
-    WH_TRY(wh_check_memory(file, error, "a file"));
+    WH_TRY_ALLOC(file, error, "a file");
     file->limits = limits;
     file->access = chosen.flags & WHERRY_FILE_PRIVATE ? WH_ACCESS_PRIVATE : WH_ACCESS_READ;
     wherry_status status = wh_opened_add(file, path, error);

@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <time.h>
+#include <sys/stat.h>
 
 #include <wherry/base.h>
 #include <wherry/file.h>
@@ -70,8 +70,7 @@ struct wh_mapping {
     int fd;
     uint8_t *base; /**< The mapped bytes; NULL before the file is mapped, and for an empty file. */
     uint64_t size;
-    /** The modification time of the file when wh_mapping_open opened it. */
-    struct timespec modified;
+    struct stat opened; /**< The file's attributes when wh_mapping_open opened it. */
 };
 
 /** How a mapping may be used. */
@@ -88,7 +87,7 @@ typedef enum wh_access {
 wherry_status wh_mapping_open(const char *path, wh_mapping **mapping_p, wherry_error *error);
 
 /**
- * Creates a mapping for a file that is already open. Does not set `modified`.
+ * Creates a mapping for a file that is already open. Does not set `opened`.
  * @param fd    owned by the mapping after success, by the caller after a failure.
  * @param size  the size that the file has, or will have before it is mapped.
  */

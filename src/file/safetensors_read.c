@@ -252,7 +252,7 @@ static wherry_status check_layout(reading *r, entry **sorted, wherry_error *erro
 
 static wherry_status put_tensors(reading *r, wherry_error *error) {
     entry **sorted = wh_alloc_array(r->count, sizeof(*sorted));
-    WH_TRY(wh_check_memory(sorted, error, "the tensors of a file"));
+    WH_TRY_ALLOC(sorted, error, "the tensors of a file");
     wherry_status status = check_layout(r, sorted, error);
     wh_free(sorted);
     WH_THEN(status, wh_mapping_map(r->mapping, r->file->access, error));
@@ -264,7 +264,7 @@ static wherry_status put_tensors(reading *r, wherry_error *error) {
         if (status == WHERRY_OK && (status = wherry_dict_put(r->tensors, e->name, value, error)) != WHERRY_OK) {
             wherry_value_destroy(value);
         }
-        wh_free(r->entries[i]); /* freeing each entry here halves the peak memory */
+        wh_free(r->entries[i]); /* Freeing each entry here halves the peak memory. */
         r->entries[i] = NULL;
     }
     return status;
@@ -329,7 +329,7 @@ static wherry_status read_member(void *context, wh_json *json, const json_t *nam
         }
         r->has_metadata = true;
         return wh_json_take_null(json) ? WHERRY_OK
-                                       /* like the reference library, treat null as no metadata */
+                                       /* Like the reference library, treat null as no metadata. */
                                        : read_metadata(r, json, error);
     }
     if (r->count >= r->file->limits.values) {
@@ -404,10 +404,8 @@ wherry_status wh_safetensors_open(wherry_file *file, wherry_error *error) {
     wherry_value *metadata = NULL;
     wherry_status status = wherry_dict_create(&file->state, error);
     WH_THEN(status, wherry_dict_create(&metadata, error));
-    if (status == WHERRY_OK) {
-        status =
-            wh_safetensors_read(file, file->mappings[0], file->state, metadata, &file->summary.header_bytes, error);
-    }
+    WH_THEN(status,
+            wh_safetensors_read(file, file->mappings[0], file->state, metadata, &file->summary.header_bytes, error));
     if (status == WHERRY_OK) {
         file->summary.tensors = wherry_dict_count(file->state);
         status = wh_safetensors_add_metadata(file->state, metadata, error);

@@ -35,7 +35,7 @@ static int compare_ranks(const void *one, const void *other) {
 static wherry_status set_offsets(const wh_names *names, const size_t *numbers, size_t count, wh_layout *layout,
                                  uint64_t *end_p, wherry_error *error) {
     width_rank *ranks = wh_alloc_array(count, sizeof(*ranks));
-    WH_TRY(wh_check_memory(ranks, error, "the layout of a file"));
+    WH_TRY_ALLOC(ranks, error, "the layout of a file");
     for (size_t i = 0; i < count; i++) {
         ranks[i] = (width_rank){wherry_dtype_describe(names->items[numbers[i]].tensor->dtype)->bytes, numbers[i]};
     }

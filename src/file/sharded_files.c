@@ -62,7 +62,7 @@ static wherry_status open_shard(reading *r, const char *name, wherry_error *erro
                             SHARDS_MAX);
     }
     char *path = sibling_path(r->path, name);
-    shard opened = {.name = wh_copy_text(name, strlen(name))};
+    shard opened = {.name = wh_text_copy(name, strlen(name))};
     wherry_status status = WHERRY_OK;
     if (!path || !opened.name || !WH_GROW(r->shards, r->capacity, r->count)) {
         status = wh_fail_memory(error, "the shards of a file");
@@ -212,7 +212,7 @@ typedef struct split {
 
 static wherry_status split_shards(const wh_names *names, uint64_t most, split *split_p, wherry_error *error) {
     size_t *begins = wh_alloc_array(names->count + 2, sizeof(*begins));
-    WH_TRY(wh_check_memory(begins, error, "the shards of a file"));
+    WH_TRY_ALLOC(begins, error, "the shards of a file");
     uint64_t filled = 0;
     size_t count = 1;
     begins[0] = 0;
@@ -274,7 +274,7 @@ static wherry_status add_shards(const wh_names *names, const split *shards, wh_l
                                 wherry_error *error) {
     wherry_status status = WHERRY_OK;
     size_t *numbers = wh_safetensors_number(names, layout);
-    WH_TRY(wh_check_memory(numbers, error, "the shards of a file"));
+    WH_TRY_ALLOC(numbers, error, "the shards of a file");
     for (size_t s = 0; s < shards->count && status == WHERRY_OK; s++) {
         wh_string path = {0};
         append_shard_name(&path, layout->path, stem_size, s, shards->count);

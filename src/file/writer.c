@@ -32,6 +32,8 @@
 #include "base/error.h"
 #include "base/options.h"
 #include "file/open.h"
+#include "range/extent.h"
+#include "state/value.h"
 
 /* ---- layouts ---- */
 
@@ -58,7 +60,7 @@ bool wh_layout_add_file(wh_layout *layout, const char *path) {
     wh_string text = {0};
     wh_string_append(&text, path, (size_t)(name - path));
     wh_string_format(&text, ".%s.part", name);
-    wh_layout_file file = {.path = wh_copy_text(path, strlen(path)), .part = wh_string_take(&text)};
+    wh_layout_file file = {.path = wh_text_copy(path, strlen(path)), .part = wh_string_take(&text)};
     if (!file.path || !file.part || !WH_GROW(layout->files, layout->file_capacity, layout->file_count)) {
         wh_free(file.path);
         wh_free(file.part);
@@ -128,8 +130,9 @@ typedef struct replacement {
     size_t next; /**< The number of the next tensor. */
 } replacement;
 
-static wherry_status replace_tensor(replacement *r, const wherry_value *from, wherry_value **value_p,
+static wherry_status replace_tensor(void *context, const wherry_value *from, wherry_value **value_p,
                                     wherry_error *error) {
+    replacement *r = context;
     wherry_tensor tensor = *wherry_tensor_get(from);
     size_t number = r->next++;
     if (r->storage_of) {
@@ -142,77 +145,10 @@ static wherry_status replace_tensor(replacement *r, const wherry_value *from, wh
     return wherry_tensor_create(&tensor, value_p, error);
 }
 
-static wherry_status replace_dtensor(replacement *r, const wherry_dtensor *from, wherry_value **value_p,
-                                     wherry_error *error) {
-    wherry_dtensor dtensor = *from;
-    wherry_status status = replace_tensor(r, from->local, &dtensor.local, error);
-    if (status == WHERRY_OK && (status = wherry_dtensor_create(&dtensor, value_p, error)) != WHERRY_OK) {
-        wherry_value_destroy(dtensor.local);
-    }
-    return status;
-}
-
-static wherry_status replace_sharded(replacement *r, const wherry_sharded *from, wherry_value **value_p,
-                                     wherry_error *error) {
-    wherry_shard *shards = wh_alloc_array(from->shard_count, sizeof(*shards));
-    WH_TRY(wh_check_memory(shards, error, "the shards of a sharded tensor"));
-    wherry_status status = WHERRY_OK;
-    uint32_t done = 0;
-    while (done < from->shard_count && status == WHERRY_OK) {
-        shards[done] = from->shards[done];
-        status = replace_tensor(r, from->shards[done].tensor, &shards[done].tensor, error);
-        done += status == WHERRY_OK;
-    }
-    if (status == WHERRY_OK) {
-        wherry_sharded sharded = *from;
-        sharded.shards = shards;
-        status = wherry_sharded_create(&sharded, value_p, error);
-    }
-    for (uint32_t i = 0; i < done && status != WHERRY_OK; i++) {
-        wherry_value_destroy(shards[i].tensor);
-    }
-    wh_free(shards);
-    return status;
-}
-
-static wherry_status replace_leaf(replacement *r, const wherry_value *leaf, wherry_value **value_p,
-                                  wherry_error *error) {
-    switch (wherry_value_kind(leaf)) {
-    case WHERRY_KIND_TENSOR:
-        return replace_tensor(r, leaf, value_p, error);
-    case WHERRY_KIND_DTENSOR:
-        return replace_dtensor(r, wherry_dtensor_get(leaf), value_p, error);
-    case WHERRY_KIND_SHARDED:
-        return replace_sharded(r, wherry_sharded_get(leaf), value_p, error);
-    default:
-        return wherry_value_copy(leaf, value_p, error);
-    }
-}
-
 wherry_status wh_replace_storages(const wherry_value *state, wherry_storage *const *storages,
                                   const uint32_t *storage_of, wherry_value **state_p, wherry_error *error) {
     replacement r = {storages, storage_of, 0};
-    wherry_flat *flat;
-    WH_TRY(wherry_flatten(state, &flat, error));
-    wherry_status status = WHERRY_OK;
-    size_t count = wherry_flat_count(flat);
-    size_t done = 0;
-    wherry_value **leaves = wh_alloc_array(count, sizeof(wherry_value *));
-    if (!leaves) {
-        wherry_flat_destroy(flat);
-        return wh_fail_memory(error, "a state");
-    }
-    while (done < count && status == WHERRY_OK) {
-        status = replace_leaf(&r, wherry_flat_leaf(flat, done), leaves + done, error);
-        done += status == WHERRY_OK;
-    }
-    WH_THEN(status, wherry_unflatten(flat, leaves, count, state_p, error));
-    for (size_t i = 0; i < done && status != WHERRY_OK; i++) {
-        wherry_value_destroy(leaves[i]);
-    }
-    wh_free(leaves);
-    wherry_flat_destroy(flat);
-    return status;
+    return wh_value_copy_with(state, replace_tensor, &r, state_p, error);
 }
 
 wherry_status wh_map_state(const wherry_value *state, wh_mapping *const *mappings, const wh_file_range *ranges,
@@ -392,6 +328,37 @@ static bool has_headers(const wh_layout *layout, size_t file, const wh_mapping *
     return same;
 }
 
+/**
+ * Prepares to replace an existing file: gives its permissions to the part file, and with
+ * WHERRY_FILE_RESUME its bytes to a part file that is empty.
+ * @param size_p  the size of the part file.
+ */
+static wherry_status take_over(const wh_layout_file *about, int fd, uint32_t flags, uint64_t *size_p,
+                               wherry_error *error) {
+    struct stat old;
+    if (lstat(about->path, &old) != 0) {
+        return WHERRY_OK;
+    }
+    if ((flags & WHERRY_FILE_NEW) && !(flags & WHERRY_FILE_RESUME)) {
+        return wh_file_fail_errno(error, EEXIST, about->path, "the file must not be replaced");
+    }
+    if (!S_ISREG(old.st_mode)) {
+        return WHERRY_OK;
+    }
+    if (fchmod(fd, old.st_mode & 0777) != 0) {
+        return wh_file_fail_errno(error, errno, about->part, "cannot set the permissions of the file");
+    }
+    int from = *size_p == 0 && (flags & WHERRY_FILE_RESUME) ? open(about->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1;
+    ssize_t copied = from >= 0 ? 1 : 0;
+    for (off_t at = 0; copied > 0 && *size_p < about->size; *size_p += (uint64_t)(copied > 0 ? copied : 0)) {
+        copied = copy_file_range(from, &at, fd, NULL, (size_t)(about->size - *size_p), 0);
+    }
+    if (from >= 0) {
+        close(from); /* The bytes that were not copied are received. */
+    }
+    return WHERRY_OK;
+}
+
 /** Creates or resumes one file: locks it, reserves disk space, writes the headers and maps it. */
 static wherry_status create_file(wh_layout *layout, size_t file, const wherry_file_write_options *options,
                                  wherry_error *error) {
@@ -407,10 +374,11 @@ static wherry_status create_file(wh_layout *layout, size_t file, const wherry_fi
         close(fd);
         return status;
     }
-    about->resumed =
-        (options->flags & WHERRY_FILE_RESUME) && size == about->size && has_headers(layout, file, about->mapping);
+    WH_TRY(take_over(about, fd, options->flags, &size, error));
+    about->resumed = (options->flags & WHERRY_FILE_RESUME) && size > 0 && size <= about->size &&
+                     has_headers(layout, file, about->mapping);
     bool too_large = about->size > INT64_MAX;
-    if (!about->resumed && (too_large || ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)about->size) != 0)) {
+    if (too_large || (!about->resumed && ftruncate(fd, 0) != 0) || ftruncate(fd, (off_t)about->size) != 0) {
         return wh_file_fail_errno(error, too_large ? EFBIG : errno, about->path, "cannot set the size of the file");
     }
     /*
@@ -459,33 +427,16 @@ static wherry_status write_run(const wh_layout *layout, const wh_file_range *ran
     return WHERRY_OK;
 }
 
-/**
- * Writes each run of an extent. The indices of its levels are incremented like the digits of a
- * number.
- */
 static wherry_status write_extent(const wh_layout *layout, const wh_file_range *range, const char *data,
                                   const wherry_extent *extent, wherry_error *error) {
-    uint64_t digits[WHERRY_NDIM_MAX] = {0};
-    uint64_t offset = extent->offset;
-    for (;;) {
+    wherry_level inner = extent->level_count ? extent->levels[extent->level_count - 1] : (wherry_level){1, 0};
+    uint64_t runs = wh_extent_runs(extent);
+    uint64_t offset = 0;
+    for (uint64_t i = 0; i < runs; i++) {
+        offset = i % inner.count ? offset + inner.stride : wh_extent_run(extent, i);
         WH_TRY(write_run(layout, range, offset, data + offset, extent->length, error));
-        uint32_t level = extent->level_count;
-        while (level > 0) {
-            const wherry_level *at = extent->levels + --level;
-            offset += at->stride;
-            if (++digits[level] < at->count) {
-                break;
-            }
-            offset -= at->stride * at->count;
-            digits[level] = 0;
-            if (level == 0) {
-                return WHERRY_OK;
-            }
-        }
-        if (extent->level_count == 0) {
-            return WHERRY_OK;
-        }
     }
+    return WHERRY_OK;
 }
 
 /**
@@ -558,7 +509,7 @@ void wherry_file_write_options_init(wherry_file_write_options *options) {
 static wherry_status make_target(wherry_file_writer *writer, const wherry_value *state, wherry_error *error) {
     const wh_layout *layout = &writer->layout;
     wh_mapping **mappings = wh_alloc_array(layout->file_count, sizeof(wh_mapping *));
-    WH_TRY(wh_check_memory(mappings, error, "the files of a state"));
+    WH_TRY_ALLOC(mappings, error, "the files of a state");
     for (size_t i = 0; i < layout->file_count; i++) {
         mappings[i] = layout->files[i].mapping;
     }
@@ -571,11 +522,9 @@ static wherry_status make_target(wherry_file_writer *writer, const wherry_value 
 static wherry_status begin(wherry_file_writer *writer, const char *path, const wherry_value *state,
                            wherry_error *error) {
     const char *slash = strrchr(path, '/');
-    writer->path = wh_copy_text(path, strlen(path));
-    writer->folder = slash ? wh_copy_text(path, (size_t)(slash - path) + 1) : wh_copy_text(".", 1);
-    if (!writer->path || !writer->folder) {
-        return wh_fail_memory(error, "a file");
-    }
+    writer->path = wh_text_copy(path, strlen(path));
+    writer->folder = slash ? wh_text_copy(path, (size_t)(slash - path) + 1) : wh_text_copy(".", 1);
+    WH_TRY_ALLOC(writer->path && writer->folder, error, "a file");
     writer->layout.path = writer->path;
     wherry_status status = writer->format->lay_out(state, &writer->options, &writer->layout, error);
     bool all_resumed = true;
@@ -628,7 +577,7 @@ wherry_status wherry_file_writer_create(const char *path, const wherry_value *st
                        path);
     }
     wherry_file_writer *writer = wh_alloc_zeroed(1, sizeof(*writer));
-    WH_TRY(wh_check_memory(writer, error, "a file"));
+    WH_TRY_ALLOC(writer, error, "a file");
     writer->format = format;
     writer->options = chosen;
     wherry_status status = begin(writer, path, state, error);
@@ -648,6 +597,19 @@ bool wherry_file_writer_resumed(const wherry_file_writer *writer) {
     return writer->resumed;
 }
 
+/** Gives a part file its final name. @return 0; -1 on failure, with errno set. */
+static int give_name(const wh_layout_file *file, bool is_new) {
+    if (!is_new) {
+        return rename(file->part, file->path);
+    }
+    int result = renameat2(AT_FDCWD, file->part, AT_FDCWD, file->path, RENAME_NOREPLACE);
+    /* Not every file system can do this. */
+    if (result != 0 && (errno == EINVAL || errno == ENOSYS)) {
+        result = link(file->part, file->path) == 0 ? unlink(file->part) : -1;
+    }
+    return result;
+}
+
 wherry_status wherry_file_writer_finish(wherry_file_writer *writer, wherry_error *error) {
     if (!writer || writer->finished) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the writer is NULL or already finished");
@@ -663,7 +625,7 @@ wherry_status wherry_file_writer_finish(wherry_file_writer *writer, wherry_error
     }
     for (; status == WHERRY_OK && writer->renamed < layout->file_count; writer->renamed++) {
         const wh_layout_file *file = layout->files + writer->renamed;
-        if (rename(file->part, file->path) != 0) {
+        if (give_name(file, writer->options.flags & WHERRY_FILE_NEW) != 0) {
             status = wh_file_fail_errno(error, errno, file->path, "cannot rename the finished file to its final name");
             break;
         }

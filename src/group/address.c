@@ -31,16 +31,16 @@ typedef struct span {
     size_t size;
 } span;
 
-/** The keys of a query. env:// allows only the first two. */
-enum { KEY_JOB, KEY_SHORTCUT, KEY_RANK, KEY_SIZE, KEYS };
-static const char *const key_names[KEYS] = {"job", "shortcut", "rank", "size"};
+/** The keys of a query. env:// allows only the first two, and unix:// all but the last. */
+enum { KEY_JOB, KEY_SHORTCUT, KEY_RANK, KEY_SIZE, KEY_BIND, KEYS };
+static const char *const key_names[KEYS] = {"job", "shortcut", "rank", "size", "bind"};
 
 typedef struct parser {
     wh_environment environment;
     void *context;
     wherry_error *error;
     const char *example; /**< A correct address, for messages. */
-    /** For messages: "the address" or "WHERRY_RENDEZVOUS", from which the meeting points come. */
+    /** For messages: what the meeting points come from, "the address" or "WHERRY_RENDEZVOUS". */
     const char *where;
     char *values[KEYS]; /**< The decoded value of each key; NULL: absent. */
     size_t capacity;    /**< The capacity of address.meeting. */
@@ -158,7 +158,7 @@ static wherry_status take_job(parser *p, const char *job) {
     if (!wh_utf8_valid(job, size)) {
         return refuse(p, "the job id '%s' is not UTF-8", show_text(job).text);
     }
-    p->address.job = wh_copy_text(job, size);
+    p->address.job = wh_text_copy(job, size);
     return p->address.job ? WHERRY_OK : no_memory(p);
 }
 
@@ -207,7 +207,7 @@ static bool is_name(span host) {
 static wherry_status add_endpoint(parser *p, span host, uint16_t port) {
     wh_group_address *address = &p->address;
     bool room = WH_GROW(address->meeting, p->capacity, address->meeting_count);
-    char *copy = room ? wh_copy_text(host.text, host.size) : NULL;
+    char *copy = room ? wh_text_copy(host.text, host.size) : NULL;
     if (!copy) {
         return no_memory(p);
     }
@@ -316,7 +316,9 @@ static wherry_status parse_query(parser *p, span query, int keys) {
         }
         if (i == keys) {
             return refuse(p, "the address has the unknown key '%s'; the allowed keys are %s", show(key).text,
-                          keys == KEYS ? "rank, size, job and shortcut" : "job and shortcut");
+                          keys == KEYS       ? "rank, size, job, shortcut and bind"
+                          : keys == KEY_BIND ? "rank, size, job and shortcut"
+                                             : "job and shortcut");
         }
         if (p->values[i]) {
             return refuse(p, "the address has the key '%s' twice", key_names[i]);
@@ -335,9 +337,25 @@ static wherry_status take_shortcut(parser *p) {
     return WHERRY_OK;
 }
 
-/** Reads rank, size and job from the query of the address. */
-static wherry_status parse_membership(parser *p, span query) {
-    WH_TRY(parse_query(p, query, KEYS));
+/** Reads the key `bind`: the address at which this process listens for the meeting point. */
+static wherry_status take_bind(parser *p) {
+    wh_group_address *address = &p->address;
+    const char *value = p->values[KEY_BIND];
+    if (!value) {
+        return WHERRY_OK;
+    }
+    if (address->meeting_count != 1 || strchr(value, ',')) {
+        return refuse(p, "bind takes one HOST:PORT, and only if there is one meeting point");
+    }
+    p->where = "bind";
+    WH_TRY(parse_endpoints(p, span_of(value), true));
+    address->bind = address->meeting[--address->meeting_count];
+    return WHERRY_OK;
+}
+
+/** Reads rank, size and job from the query of the address. Only the first `keys` are allowed. */
+static wherry_status parse_membership(parser *p, span query, int keys) {
+    WH_TRY(parse_query(p, query, keys));
     for (int key = KEY_RANK; key <= KEY_SIZE; key++) {
         if (!p->values[key]) {
             return refuse(p, "the address has no %s", key_names[key]);
@@ -354,7 +372,8 @@ static wherry_status parse_tcp(parser *p, span body) {
     split(&query, '?', &list);
     p->address.kind = WH_ADDRESS_TCP;
     WH_TRY(parse_endpoints(p, list, true));
-    return parse_membership(p, query);
+    WH_TRY(parse_membership(p, query, KEYS));
+    return take_bind(p);
 }
 
 static wherry_status parse_unix(parser *p, span body) {
@@ -377,7 +396,7 @@ static wherry_status parse_unix(parser *p, span body) {
         return refuse(p, "the path '%s' has %zu bytes; the limit for a Unix socket is %d", show(path).text, size,
                       SOCKET_PATH_MAX);
     }
-    return parse_membership(p, query);
+    return parse_membership(p, query, KEY_BIND);
 }
 
 /**
@@ -545,8 +564,8 @@ static wherry_status take_rendezvous(parser *p, const char *list) {
         const wh_endpoint *point = &p->address.meeting[i];
         if (strcmp(point->host, master) == 0 && variable_is(p, "MASTER_PORT", point->port)) {
             return refuse(p,
-                          "WHERRY_RENDEZVOUS names MASTER_ADDR with the port %" PRIu16
-                          ", which is MASTER_PORT and belongs to torch: choose another port",
+                          "WHERRY_RENDEZVOUS uses port %" PRIu16
+                          " of MASTER_ADDR, which torch itself needs (MASTER_PORT): choose another port",
                           point->port);
         }
     }
@@ -707,6 +726,7 @@ void wh_group_address_clear(wh_group_address *address) {
         wh_free(address->meeting[i].host);
     }
     wh_free(address->meeting);
+    wh_free(address->bind.host);
     wh_free(address->path);
     wh_free(address->job);
     *address = (wh_group_address){0};

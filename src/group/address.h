@@ -36,8 +36,10 @@ typedef struct wh_group_address {
     char *path;           /**< UNIX: the meeting socket, short enough for sockaddr_un. TCP: NULL. */
     wh_endpoint *meeting; /**< TCP: the meeting points, in the given order. UNIX: NULL. */
     size_t meeting_count; /**< TCP: at least 1. UNIX: 0. */
-    bool shortcut;        /**< TCP: ranks on one host may use Unix sockets. */
-    const char *source;   /**< Where the rank was found, such as "tcp://" or "Slurm". For logs. */
+    /** TCP: the address at which this process listens for others; host NULL: not given. */
+    wh_endpoint bind;
+    bool shortcut;      /**< TCP: ranks on one host may use Unix sockets. */
+    const char *source; /**< Where the rank was found, such as "tcp://" or "Slurm". For logs. */
 } wh_group_address;
 
 /**
@@ -49,7 +51,7 @@ typedef const char *(*wh_environment)(void *context, const char *name);
 /**
  * Parses the address of a group, in one of three forms:
  *
- *     tcp://HOST:PORT[,HOST:PORT...]?rank=R&size=N[&job=ID][&shortcut=0]
+ *     tcp://HOST:PORT[,HOST:PORT...]?rank=R&size=N[&job=ID][&shortcut=0][&bind=HOST:PORT]
  *     unix:///ABSOLUTE/PATH?rank=R&size=N[&job=ID]
  *     env://[?job=ID][&shortcut=0]
  *
@@ -57,7 +59,8 @@ typedef const char *(*wh_environment)(void *context, const char *name);
  * must be escaped: '#' in the path and in values, '?' in the path, and '&' in values. If tcp:// has
  * a single meeting point, its port may be 0. The key `shortcut` is 1 by default. If it is 0, ranks
  * on one host do not use Unix sockets between them. The key has no effect if the ranks meet at a
- * Unix socket.
+ * Unix socket. With `bind`, there is one meeting point, and this process listens for it at that
+ * address, with port 0 at a port of the system's choice. The others connect to the meeting point.
  *
  * env:// reads the environment. An empty variable counts as not set.
  *

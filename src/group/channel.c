@@ -2,10 +2,8 @@
 #include "group/channel.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <poll.h>
 #include <stdint.h>
-#include <sys/socket.h>
 
 #include "base/error.h"
 
@@ -23,8 +21,8 @@ static wherry_status cancelled(wherry_error *error) {
  * Handles a system call that moved no bytes, or not all of them. Waits if the channel was not
  * ready. Does nothing if a signal interrupted the call. Fails in all other cases.
  */
-static wherry_status wait_or_fail(int channel, short events, int errnum, const wh_stop *stop, wh_deadline deadline,
-                                  wherry_error *error) {
+static wherry_status wait_or_fail(const wh_socket *channel, short events, int errnum, const wh_stop *stop,
+                                  wh_deadline deadline, wherry_error *error) {
     switch (errnum) {
     case EINTR:
         return WHERRY_OK;
@@ -34,8 +32,9 @@ static wherry_status wait_or_fail(int channel, short events, int errnum, const w
             return wh_fail(error, WHERRY_TIMED_OUT, "timed out %s a channel; the peer may be slow or stopped",
                            events == POLLIN ? "reading from" : "writing to");
         }
-        wh_stop_wait_fd(stop, channel, events, deadline);
+        wh_stop_wait_fd(stop, channel->fd, events, deadline);
         return wh_stop_requested(stop) ? cancelled(error) : WHERRY_OK;
+    case EPROTO:
     case EPIPE:
     case ECONNRESET:
     case ECONNABORTED:
@@ -46,7 +45,7 @@ static wherry_status wait_or_fail(int channel, short events, int errnum, const w
     case ENETDOWN:
     case ENETRESET:
     case EHOSTDOWN:
-        return wh_fail_errno(error, WHERRY_PEER_LOST, errnum, "the connection of a channel was lost");
+        return wh_socket_fail(channel, errnum, "the connection of a channel was lost", error);
     default:
         return wh_fail_errno(error, WHERRY_SYSTEM, errnum, "cannot %s a channel",
                              events == POLLIN ? "read from" : "write to");
@@ -68,35 +67,30 @@ static void cut(struct iovec **segments, size_t *count, size_t moved) {
     }
 }
 
-static struct msghdr message_of(const struct iovec *segments, size_t count) {
-    return (struct msghdr){.msg_iov = (struct iovec *)segments, .msg_iovlen = count < IOV_MAX ? count : IOV_MAX};
-}
-
-wherry_status wh_channel_write(int channel, struct iovec *segments, size_t count, const wh_stop *stop,
+wherry_status wh_channel_write(const wh_socket *channel, struct iovec *segments, size_t count, const wh_stop *stop,
                                wh_deadline deadline, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     cut(&segments, &count, 0);
-    while (status == WHERRY_OK && count) {
+    while (status == WHERRY_OK && (count || wh_socket_unsent(channel))) {
         if (wh_stop_requested(stop)) {
             return cancelled(error);
         }
-        struct msghdr message = message_of(segments, count);
-        ssize_t moved = sendmsg(channel, &message, MSG_NOSIGNAL);
+        ssize_t moved = count ? wh_socket_write(channel, segments, count) : wh_socket_flush(channel);
         int errnum = moved < 0 ? errno : EAGAIN;
         cut(&segments, &count, moved > 0 ? (size_t)moved : 0);
         /*
          * Wait also after a partial write, because the wait checks the deadline. A slow peer may
          * cause many partial writes.
          */
-        if (count) {
+        if (count || wh_socket_unsent(channel)) {
             status = wait_or_fail(channel, POLLOUT, errnum, stop, deadline, error);
         }
     }
     return status;
 }
 
-wherry_status wh_channel_read_some(int channel, const struct iovec *segments, size_t count, const wh_stop *stop,
-                                   wh_deadline deadline, size_t *got_p, wherry_error *error) {
+wherry_status wh_channel_read_some(const wh_socket *channel, const struct iovec *segments, size_t count,
+                                   const wh_stop *stop, wh_deadline deadline, size_t *got_p, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     /* If all segments were empty, recvmsg would return 0, as it does at the end of the stream. */
     while (count && segments->iov_len == 0) {
@@ -111,8 +105,7 @@ wherry_status wh_channel_read_some(int channel, const struct iovec *segments, si
         if (wh_stop_requested(stop)) {
             return cancelled(error);
         }
-        struct msghdr message = message_of(segments, count);
-        ssize_t moved = recvmsg(channel, &message, 0);
+        ssize_t moved = wh_socket_read(channel, segments, count);
         if (moved > 0) {
             *got_p = (size_t)moved;
             return WHERRY_OK;

@@ -1,7 +1,5 @@
 #include "group/group.h"
 
-#include <unistd.h>
-
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/process.h"
@@ -12,12 +10,12 @@ enum { SHORT_BYTES = 64 << 10 };
 
 void wh_message_clear(wh_message *message) {
     wh_free(message->bytes);
-    if (message->kind == WH_MESSAGE_CHANNEL && message->channel >= 0) {
-        close(message->channel);
+    if (message->kind == WH_MESSAGE_CHANNEL) {
+        wh_socket_close(&message->channel);
     }
     message->bytes = NULL;
     message->size = 0;
-    message->channel = -1;
+    message->channel = WH_NO_SOCKET;
 }
 
 uint64_t wh_random_tag(void) {
@@ -67,7 +65,7 @@ void wh_group_watch(wh_group *group, int32_t rank) {
 }
 
 wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,
-                               int *channel_p, wherry_error *error) {
+                               wh_socket *channel_p, wherry_error *error) {
     WH_TRY(wh_group_check_rank(group, rank, error));
     if (!group->ops->connect) {
         return wh_fail(error, WHERRY_UNSUPPORTED, "a %s group cannot open channels", group->ops->name);
@@ -77,6 +75,11 @@ wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_d
 
 int32_t wh_group_process(wh_group *group, int32_t rank) {
     return group->ops->process ? group->ops->process(group, rank) : 0;
+}
+
+bool wh_group_is_local(wh_group *group, int32_t rank) {
+    wherry_group_link link;
+    return group->ops->describe && group->ops->describe(group, rank, &link, NULL) == WHERRY_OK && link.local;
 }
 
 wherry_status wh_group_meeting(wh_group *group, char *text, size_t size, wherry_error *error) {

@@ -23,6 +23,7 @@
 
 #include "base/clock.h"
 #include "base/stop.h"
+#include "group/socket.h"
 
 typedef struct wh_group wh_group;
 
@@ -54,8 +55,8 @@ typedef struct wh_message {
     uint64_t tag;
     void *bytes; /**< wh_message_clear frees it. */
     size_t size;
-    /** For CHANNEL, a non-blocking socket. wh_message_clear closes it unless it is -1. */
-    int channel;
+    /** For CHANNEL, a non-blocking socket. wh_message_clear closes it unless there is none. */
+    wh_socket channel;
 } wh_message;
 
 /** Frees the bytes of a message and closes its channel. */
@@ -76,7 +77,11 @@ enum {
 
 typedef struct wh_mailbox wh_mailbox;
 
-typedef struct wh_group_ops {
+/**
+ * The operations of a kind of group. Each backend has one such table. A program that has a group of
+ * its own supplies a wherry_group_ops instead; the backend `callback` calls that.
+ */
+typedef struct wh_group_backend {
     const char *name;
     uint32_t capabilities; /**< WH_GROUP_* */
 
@@ -122,7 +127,7 @@ typedef struct wh_group_ops {
      * ended the conversation; WHERRY_REFUSED if the other side refuses this process.
      */
     wherry_status (*connect)(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,
-                             int *channel_p, wherry_error *error);
+                             wh_socket *channel_p, wherry_error *error);
 
     /**
      * Returns the pid of a rank in this process's pid namespace, as reported by the kernel; 0 if it
@@ -131,11 +136,23 @@ typedef struct wh_group_ops {
     int32_t (*process)(wh_group *group, int32_t rank);
 
     /**
+     * Waits until every rank has called this with the same number or a higher one. Only one thread
+     * per process at a time. NULL: the caller sends messages to all ranks instead.
+     * @return as wherry_group_barrier.
+     */
+    wherry_status (*barrier)(wh_group *group, uint64_t number, wh_deadline deadline, wherry_error *error);
+
+    /**
      * Writes the meeting point where other processes can join, as the beginning of an address.
      * Never blocks. NULL: there is no meeting point.
      * @return WHERRY_OK, WHERRY_UNSUPPORTED or WHERRY_LIMIT.
      */
     wherry_status (*meeting)(wh_group *group, char *text, size_t size, wherry_error *error);
+
+    /** As wherry_group_token, wherry_group_reload and wherry_group_describe. NULL: unsupported. */
+    wherry_status (*token)(const wh_group *group, char text[WHERRY_GROUP_TOKEN_MAX], wherry_error *error);
+    wherry_status (*reload)(wh_group *group, wherry_error *error);
+    wherry_status (*describe)(wh_group *group, int32_t rank, wherry_group_link *link_p, wherry_error *error);
 
     /**
      * The following operations move blocks without copies, as in wherry/group_ops.h. A group has
@@ -177,14 +194,16 @@ typedef struct wh_group_ops {
      * other thread uses the group.
      */
     void (*destroy)(wh_group *group);
-} wh_group_ops;
+} wh_group_backend;
 
 /** The struct of each kind of group begins with this. */
 struct wh_group {
-    const wh_group_ops *ops;
+    const wh_group_backend *ops;
     int32_t rank;
     int32_t size;
     wh_mailbox *mailbox; /**< Each kind of group creates and destroys it. */
+    /** Bytes may leave this host only if they are encrypted. Never changes. */
+    bool encrypts_all;
 };
 
 /** Checks a rank. @return WHERRY_OK; WHERRY_INVALID_ARGUMENT if the group has no such rank. */
@@ -208,8 +227,14 @@ wherry_status wh_group_receive(wh_group *group, int32_t rank, uint64_t tag, wh_d
  */
 void wh_group_watch(wh_group *group, int32_t rank);
 wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,
-                               int *channel_p, wherry_error *error);
+                               wh_socket *channel_p, wherry_error *error);
 int32_t wh_group_process(wh_group *group, int32_t rank);
+
+/**
+ * True if everything that is sent to a rank is known to stay on this host. False if the group
+ * cannot describe its connections.
+ */
+bool wh_group_is_local(wh_group *group, int32_t rank);
 
 /** Calls the operation `meeting`. Returns WHERRY_UNSUPPORTED if the group does not have it. */
 wherry_status wh_group_meeting(wh_group *group, char *text, size_t size, wherry_error *error);

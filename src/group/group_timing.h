@@ -6,6 +6,11 @@
 #define WH_GROUP_TIMING_H
 
 enum {
+    /** The defaults of wherry_group_options. */
+    WH_GROUP_JOIN_MS = 300000,
+    WH_GROUP_HEARTBEAT_MS = 1000,
+    WH_GROUP_DEAD_AFTER_MS = 5000,
+
     /** barrier: how long to wait for a message before checking whether a rank was lost. */
     WH_BARRIER_QUIET_MS = 20,
 

@@ -22,7 +22,7 @@ enum {
     MAC = 32,
     OUTPUT_MAX = 1024,
     /** Maximum size of a HELLO that this version sends: header, fixed fields, two texts. */
-    OWN_HELLO_MAX = HEADER + 28 + WH_HELLO_NONCE + 2 * (2 + WH_HELLO_TEXT_MAX),
+    OWN_HELLO_MAX = HEADER + 44 + WH_HELLO_NONCE + 2 * (2 + WH_HELLO_TEXT_MAX),
 };
 
 struct wh_hello {
@@ -33,6 +33,7 @@ struct wh_hello {
     uint64_t newer;      /**< With WH_REFUSAL_STALE: the newer incarnation; 0: unknown. */
     frame_type expected; /**< The type of the peer's next frame, unless it is a REFUSE. */
     wh_hello_admit admit;
+    wh_hello_ticket ticket;
     void *context;
     wh_hello_fields own;
     wh_hello_fields peer;
@@ -47,8 +48,17 @@ struct wh_hello {
     size_t hello_size;
     uint8_t input[WH_HELLO_FRAME_MAX]; /**< The frame that is arriving. */
     size_t input_size;
-    size_t secret_size; /**< 0: no secret. */
-    uint8_t secret[];
+    wh_group_key keys[WH_HELLO_KEYS_MAX];
+    size_t key_count;
+    uint8_t key[WH_KEY_BYTES]; /**< The key of both proofs. */
+    bool bound;
+    uint8_t binding[WH_KEY_BYTES];
+    bool wants_one;
+    bool other_user;
+    uint32_t wanted;
+    uint64_t wanted_incarnation;
+    bool has_ticket;
+    uint8_t peer_ticket[WH_KEY_BYTES];
 };
 
 static const char magic[4] = {'W', 'H', 'R', 'Y'};
@@ -87,6 +97,8 @@ static size_t encode_hello(const wh_hello_fields *own, uint8_t frame[OWN_HELLO_M
     at = put_bytes(at, own->nonce, sizeof(own->nonce));
     at = put_text(at, own->job);
     at = put_text(at, own->address);
+    at = put(at, 8, own->table);
+    at = put(at, 8, own->key);
     size_t size = (size_t)(at - frame);
     assert(size <= OWN_HELLO_MAX);
     put(put(frame, 4, size - HEADER), 1, FRAME_HELLO);
@@ -171,6 +183,11 @@ static wherry_status decode_hello(const uint8_t *body, size_t size, wh_hello_fie
     WH_TRY(take_numbers(&rest, &peer, error));
     WH_TRY(take_text(&rest, "a job id", peer.job, error));
     WH_TRY(take_text(&rest, "an address", peer.address, error));
+    peer.table = wh_cursor_number(&rest, 8);
+    peer.key = wh_cursor_number(&rest, 8);
+    if (rest.failed) {
+        return wh_fail(error, WHERRY_TRUNCATED, "the peer's HELLO ends before the id of its key");
+    }
     if (rest.left > 0 && !newer) {
         return wh_fail(error, WHERRY_TRAILING_BYTES, "the peer's HELLO has %zu bytes too many", rest.left);
     }
@@ -215,6 +232,40 @@ static wherry_status refuse(wh_hello *hello, wh_refusal refusal, wherry_status s
     return status;
 }
 
+static const char *method_text(uint8_t method) {
+    switch (method) {
+    case WH_HELLO_METHOD_NONE:
+        return "no secret";
+    case WH_HELLO_METHOD_SECRET:
+        return "a secret";
+    case WH_HELLO_METHOD_USER_KEY:
+        return "the key of its user";
+    case WH_HELLO_METHOD_TLS:
+        return "TLS";
+    case WH_HELLO_METHOD_TICKET:
+        return "TLS, and takes clear text only with a ticket";
+    case WH_HELLO_METHOD_READER:
+        return "a server's token";
+    default:
+        return "an unknown kind of proof";
+    }
+}
+
+/** Why a proof is not accepted. */
+static const char *secret_text(const wh_hello *hello) {
+    switch (hello->own.method) {
+    case WH_HELLO_METHOD_USER_KEY:
+        return "the peer has the key of another user, or its own in another container; set the same WHERRY_SECRET on "
+               "all ranks";
+    case WH_HELLO_METHOD_TICKET:
+        return "the peer's ticket for a data connection is not this side's";
+    case WH_HELLO_METHOD_READER:
+        return "the peer has a different token; use the one that the server prints";
+    default:
+        return "the peer has a different secret; set the same secret on both sides";
+    }
+}
+
 /** Checks that the HELLOs of both sides match. */
 static wherry_status compare(wh_hello *hello, wherry_error *error) {
     const wh_hello_fields *own = &hello->own;
@@ -254,15 +305,9 @@ static wherry_status compare(wh_hello *hello, wherry_error *error) {
     if (own->method == peer->method) {
         return WHERRY_OK;
     }
-    if (own->method != WH_HELLO_METHOD_NONE && peer->method != WH_HELLO_METHOD_NONE) {
-        wh_fail(error, WHERRY_BAD_SECRET,
-                "the peer proves its secret with the unknown method %u; use the same version of Wherry on both sides",
-                peer->method);
-    } else {
-        bool ours = peer->method == WH_HELLO_METHOD_NONE;
-        wh_fail(error, WHERRY_BAD_SECRET, "%s has a secret and %s has none; set the same secret on both sides",
-                ours ? "this side" : "the peer", ours ? "the peer" : "this side");
-    }
+    wh_fail(error, WHERRY_BAD_SECRET,
+            "this side has %s and the peer has %s; set the same WHERRY_SECRET on all ranks, or on none",
+            method_text(own->method), method_text(peer->method));
     return refuse(hello, WH_REFUSAL_SECRET, WHERRY_BAD_SECRET);
 }
 
@@ -271,19 +316,67 @@ static wherry_status compare(wh_hello *hello, wherry_error *error) {
  * @return false if libcrypto fails.
  */
 static bool prove(const wh_hello *hello, bool of_peer, uint8_t proof[MAC]) {
-    uint8_t text[1 + OWN_HELLO_MAX + WH_HELLO_FRAME_MAX];
+    uint8_t text[1 + OWN_HELLO_MAX + WH_HELLO_FRAME_MAX + WH_KEY_BYTES];
     const uint8_t *first = of_peer ? hello->input : hello->output;
     const uint8_t *second = of_peer ? hello->output : hello->input;
     size_t first_size = of_peer ? hello->input_size : hello->hello_size;
     size_t second_size = of_peer ? hello->hello_size : hello->input_size;
+    size_t size = 1 + first_size + second_size;
     text[0] = hello->dialled == of_peer; /* 0 if the proving side opened the connection, else 1 */
     memcpy(text + 1, first, first_size);
     memcpy(text + 1 + first_size, second, second_size);
-    return HMAC(EVP_sha256(), hello->secret, (int)hello->secret_size, text, 1 + first_size + second_size, proof, NULL);
+    if (hello->bound) {
+        memcpy(text + size, hello->binding, WH_KEY_BYTES);
+        size += WH_KEY_BYTES;
+    }
+    bool proven = HMAC(EVP_sha256(), hello->key, WH_KEY_BYTES, text, size, proof, NULL);
+    OPENSSL_cleanse(text, size); /* The text contains the binding, which is secret. */
+    return proven;
 }
 
 static size_t proof_size(const wh_hello *hello) {
-    return hello->own.method == WH_HELLO_METHOD_NONE ? 0 : MAC;
+    return hello->own.method == WH_HELLO_METHOD_NONE || hello->own.method == WH_HELLO_METHOD_TLS ? 0 : MAC;
+}
+
+/** Finds the key of both proofs: that of the side that opened the connection. */
+static wherry_status choose_key(wh_hello *hello, wherry_error *error) {
+    bool found = false;
+    if (hello->own.method == WH_HELLO_METHOD_TICKET && !hello->dialled) {
+        /* A ticket opens data connections only. */
+        found = hello->peer.purpose == WH_HELLO_DATA && hello->ticket &&
+                hello->ticket(hello->context, &hello->peer, hello->key);
+    }
+    uint64_t id = hello->dialled ? hello->own.key : hello->peer.key;
+    for (size_t i = 0; i < hello->key_count && !found; i++) {
+        found = hello->keys[i].id == id;
+        memcpy(hello->key, hello->keys[i].proof, WH_KEY_BYTES);
+    }
+    return found ? WHERRY_OK
+                 : refuse(hello, WH_REFUSAL_SECRET, wh_fail(error, WHERRY_BAD_SECRET, "%s", secret_text(hello)));
+}
+
+/** Refuses a peer that must not get a PROOF of this side. */
+static wherry_status check_peer(wh_hello *hello, wherry_error *error) {
+    const wh_hello_fields *peer = &hello->peer;
+    bool another = hello->wanted_incarnation && hello->wanted_incarnation != peer->incarnation;
+    if (hello->wants_one && (peer->rank != hello->wanted || another)) {
+        wh_fail(error, WHERRY_MISMATCH,
+                "rank %" PRIu32 " was dialled, and rank %" PRIu32 " incarnation %" PRIu64 " has answered",
+                hello->wanted, peer->rank, peer->incarnation);
+        return refuse(hello, WH_REFUSAL_OTHER, WHERRY_MISMATCH);
+    }
+    if (!hello->other_user) {
+        return WHERRY_OK;
+    }
+    bool known = false;
+    for (size_t i = 0; i < hello->key_count && !known; i++) {
+        known = hello->keys[i].id == peer->key;
+    }
+    if (!known) { /* The user of the peer can change these settings. */
+        return refuse(hello, WH_REFUSAL_SECRET, wh_fail(error, WHERRY_BAD_SECRET, "%s", secret_text(hello)));
+    }
+    wh_fail(error, WHERRY_MISMATCH, "rank %" PRIu32 ": %s", peer->rank, refusal_text(WH_REFUSAL_USER));
+    return refuse(hello, WH_REFUSAL_USER, WHERRY_MISMATCH);
 }
 
 static wherry_status on_hello(wh_hello *hello, const uint8_t *body, size_t size, wherry_error *error) {
@@ -294,6 +387,8 @@ static wherry_status on_hello(wh_hello *hello, const uint8_t *body, size_t size,
     WH_TRY(status);
     WH_TRY(compare(hello, error));
     uint8_t own[MAC] = {0};
+    WH_TRY(proof_size(hello) > 0 ? choose_key(hello, error) : WHERRY_OK);
+    WH_TRY(check_peer(hello, error));
     if (proof_size(hello) > 0 && (!prove(hello, false, own) || !prove(hello, true, hello->proof))) {
         return wh_fail(error, WHERRY_INTERNAL, "libcrypto cannot compute HMAC-SHA-256; check its configuration");
     }
@@ -308,9 +403,7 @@ static wherry_status on_proof(wh_hello *hello, const uint8_t *body, size_t size,
                        proof_size(hello));
     }
     if (CRYPTO_memcmp(body, hello->proof, size) != 0) {
-        return refuse(
-            hello, WH_REFUSAL_SECRET,
-            wh_fail(error, WHERRY_BAD_SECRET, "the peer has a different secret; set the same secret on both sides"));
+        return refuse(hello, WH_REFUSAL_SECRET, wh_fail(error, WHERRY_BAD_SECRET, "%s", secret_text(hello)));
     }
     hello->proven = true;
     wh_refusal refusal = hello->admit ? hello->admit(hello->context, &hello->peer, &hello->newer) : WH_REFUSAL_NONE;
@@ -319,7 +412,12 @@ static wherry_status on_proof(wh_hello *hello, const uint8_t *body, size_t size,
                 hello->peer.incarnation, refusal_text(refusal));
         return refuse(hello, refusal, WHERRY_MISMATCH);
     }
-    put_frame(hello, FRAME_ACCEPT, "", 0);
+    uint8_t ticket[WH_KEY_BYTES];
+    bool gives = hello->own.method == WH_HELLO_METHOD_TLS && hello->peer.purpose == WH_HELLO_CONTROL &&
+                 hello->own.purpose == WH_HELLO_CONTROL && hello->ticket &&
+                 hello->ticket(hello->context, &hello->peer, ticket);
+    put_frame(hello, FRAME_ACCEPT, ticket, gives ? sizeof(ticket) : 0);
+    OPENSSL_cleanse(ticket, sizeof(ticket));
     hello->expected = FRAME_ACCEPT;
     return WHERRY_OK;
 }
@@ -346,7 +444,7 @@ static wherry_status on_refuse(wh_hello *hello, const uint8_t *body, size_t size
     if (reason == WH_REFUSAL_NONE || size - 1 > WH_HELLO_TEXT_MAX || !wh_utf8_printable(text, size - 1)) {
         return wh_fail(error, WHERRY_MALFORMED, "the peer sent a malformed REFUSE");
     }
-    hello->refusal = reason <= WH_REFUSAL_AHEAD ? (wh_refusal)reason : WH_REFUSAL_OTHER;
+    hello->refusal = reason <= WH_REFUSAL_USER ? (wh_refusal)reason : WH_REFUSAL_OTHER;
     hello->newer = hello->refusal == WH_REFUSAL_STALE ? number_at_end(text, size - 1) : 0;
     return wh_fail(error, WHERRY_REFUSED, "the peer refused this side: %.*s (reason %u)", (int)size - 1, text, reason);
 }
@@ -377,9 +475,11 @@ static wherry_status on_frame(wh_hello *hello, wherry_error *error) {
     case FRAME_PROOF:
         return on_proof(hello, body, size, error);
     case FRAME_ACCEPT:
-        if (size > 0) {
-            return wh_fail(error, WHERRY_TRAILING_BYTES, "the peer's ACCEPT has %zu bytes too many", size);
+        if (size != 0 && (size != WH_KEY_BYTES || hello->own.method != WH_HELLO_METHOD_TLS)) {
+            return wh_fail(error, WHERRY_MALFORMED, "the peer's ACCEPT has %zu bytes, and no ticket", size);
         }
+        hello->has_ticket = size > 0;
+        memcpy(hello->peer_ticket, body, size);
         hello->state = WH_HELLO_DONE;
         return WHERRY_OK;
     case FRAME_REFUSE:
@@ -471,9 +571,9 @@ static wherry_status check_config(const wh_hello_config *config, wherry_error *e
     if (config->purpose != WH_HELLO_CONTROL && config->purpose != WH_HELLO_DATA) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "unknown purpose %d", (int)config->purpose);
     }
-    if (config->secret && (config->secret_size == 0 || config->secret_size > WH_HELLO_SECRET_MAX)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a secret must have 1 to %d bytes, but this one has %zu",
-                       WH_HELLO_SECRET_MAX, config->secret_size);
+    if (config->key_count > WH_HELLO_KEYS_MAX) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "%zu keys, and at most %d can be used", config->key_count,
+                       WH_HELLO_KEYS_MAX);
     }
     return WHERRY_OK;
 }
@@ -483,11 +583,13 @@ static wherry_status set_up(wh_hello *hello, const wh_hello_config *config, wher
     wh_hello_fields *own = &hello->own;
     own->version = WH_HELLO_VERSION;
     own->flags = config->flags;
-    own->method = config->secret ? WH_HELLO_METHOD_HMAC_SHA256 : WH_HELLO_METHOD_NONE;
+    own->method = (uint8_t)config->method;
     own->purpose = (uint8_t)(hello->dialled ? config->purpose : WH_HELLO_CONTROL);
     own->rank = config->rank;
     own->size = config->size;
     own->incarnation = config->incarnation;
+    own->table = config->table;
+    own->key = config->key_count ? config->keys->id : 0;
     WH_TRY(own_text(config->job, "job id", own->job, error));
     WH_TRY(own_text(config->address, "address", own->address, error));
     if (RAND_bytes(own->nonce, sizeof(own->nonce)) != 1) {
@@ -500,16 +602,24 @@ static wherry_status set_up(wh_hello *hello, const wh_hello_config *config, wher
 
 wherry_status wh_hello_create(const wh_hello_config *config, bool dialled, wh_hello **hello_p, wherry_error *error) {
     WH_TRY(check_config(config, error));
-    size_t secret_size = config->secret ? config->secret_size : 0;
-    wh_hello *hello = wh_alloc_zeroed(1, sizeof(*hello) + secret_size);
+    wh_hello *hello = wh_alloc_zeroed(1, sizeof(*hello));
     WH_TRY(wh_check_memory(hello, error, "a connection's first frames"));
     hello->dialled = dialled;
     hello->expected = FRAME_HELLO;
     hello->admit = config->admit;
+    hello->ticket = config->ticket;
     hello->context = config->context;
-    hello->secret_size = secret_size;
-    if (secret_size > 0) {
-        memcpy(hello->secret, config->secret, secret_size);
+    hello->key_count = config->key_count;
+    hello->bound = config->binding;
+    hello->wants_one = dialled && config->wants_one;
+    hello->wanted = config->wanted;
+    hello->wanted_incarnation = config->wanted_incarnation;
+    hello->other_user = config->other_user;
+    if (config->key_count) {
+        memcpy(hello->keys, config->keys, config->key_count * sizeof(*config->keys));
+    }
+    if (config->binding) {
+        memcpy(hello->binding, config->binding, WH_KEY_BYTES);
     }
     wherry_status status = set_up(hello, config, error);
     if (status != WHERRY_OK) {
@@ -522,7 +632,7 @@ wherry_status wh_hello_create(const wh_hello_config *config, bool dialled, wh_he
 
 void wh_hello_destroy(wh_hello *hello) {
     if (hello) {
-        OPENSSL_cleanse(hello, sizeof(*hello) + hello->secret_size);
+        OPENSSL_cleanse(hello, sizeof(*hello));
         wh_free(hello);
     }
 }
@@ -547,6 +657,10 @@ const wh_hello_fields *wh_hello_peer(const wh_hello *hello) {
 
 uint64_t wh_hello_newer(const wh_hello *hello) {
     return hello->newer;
+}
+
+const uint8_t *wh_hello_ticket_of(const wh_hello *hello) {
+    return hello->has_ticket && hello->state == WH_HELLO_DONE ? hello->peer_ticket : NULL;
 }
 
 wh_refusal wh_hello_refusal(const wh_hello *hello) {

@@ -11,6 +11,9 @@
  * 2. REFUSE may be sent at any time before ACCEPT, never after it.
  * 3. wh_hello_peer is NULL until the other side has sent a correct PROOF.
  * 4. The machine takes no byte after the other side's ACCEPT. Later bytes belong to the next layer.
+ * 5. No PROOF goes to a rank that this side does not want, or to a process of another user. Without
+ *    TLS, an attacker that relays a greeting could use the PROOF, because nothing protects ACCEPT
+ *    and later bytes.
  *
  *     RUNNING -> DONE     wh_hello_input: both sides have sent ACCEPT
  *     RUNNING -> FAILED   wh_hello_input, wh_hello_end
@@ -23,18 +26,23 @@
  *   1 HELLO    "WHRY", version (uint16), lowest version understood (uint16), flags (uint16),
  *              method (uint8), purpose (uint8), rank (uint32), size (uint32),
  *              incarnation (uint64), nonce (32 bytes), job (uint16 and as many bytes),
- *              address (likewise). A later version may append fields.
- *   2 PROOF    HMAC-SHA-256(secret, role, own HELLO frame, the other's HELLO frame). The role is 0
- *              for the side that opened the connection, 1 for the other side. The nonces prevent
- *              replay attacks. The role and the order of the frames prevent reflection attacks.
- *              Without secrets, the body is empty.
- *   3 ACCEPT   empty
+ *              address (likewise), table (uint64), key (uint64). A later version may append
+ *              fields.
+ *   2 PROOF    HMAC-SHA-256(key, role, own HELLO frame, the other's HELLO frame, binding). The role
+ *              is 0 for the side that opened the connection, 1 for the other side. The nonces
+ *              prevent replay attacks. The role and the order of the frames prevent reflection
+ *              attacks. The binding is a value that only the two ends of a TLS connection know, and
+ *              prevents relay attacks; without TLS, it is empty. The body is empty if the method
+ *              needs no proof.
+ *   3 ACCEPT   a ticket (32 bytes) with which the other side may open data connections, or nothing
  *   4 REFUSE   reason (uint8, a wh_refusal), then a text of at most WH_HELLO_TEXT_MAX bytes. For
  *              STALE, the text may end with the newer incarnation in decimal digits.
  *
- * Texts are UTF-8 without control characters, so that they can be printed. With a secret, PROOF
- * shows that the other side knows it. PROOF does not protect later bytes from an attacker on the
- * network.
+ * Texts are UTF-8 without control characters, so that they can be printed.
+ *
+ * The proof is made with the key that the side that opened the connection names in its HELLO. If
+ * TLS has proven both sides already, there is no other proof. PROOF does not protect later bytes
+ * from an attacker on the network; TLS does.
  */
 #ifndef WH_GROUP_HELLO_H
 #define WH_GROUP_HELLO_H
@@ -43,23 +51,34 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/base.h>
+#include "group/key.h"
 
 enum {
-    WH_HELLO_VERSION = 1,        /**< The version of the protocol that this side uses. */
-    WH_HELLO_VERSION_LOWEST = 1, /**< The oldest version that this side understands. */
+    WH_HELLO_VERSION = 2,        /**< The version of the protocol that this side uses. */
+    WH_HELLO_VERSION_LOWEST = 2, /**< The oldest version that this side understands. */
     WH_HELLO_FRAME_MAX = 4096,
     WH_HELLO_NONCE = 32,
     WH_HELLO_TEXT_MAX = 256,
-    WH_HELLO_SECRET_MAX = 4096,
+    WH_HELLO_KEYS_MAX = 2,
 };
 
-/** How a side proves that it knows the secret. The numbers are on the wire. */
-typedef enum wh_hello_method { WH_HELLO_METHOD_NONE = 0, WH_HELLO_METHOD_HMAC_SHA256 = 1 } wh_hello_method;
+/**
+ * How the two sides prove themselves. Both must use the same method. The numbers are on the wire.
+ */
+typedef enum wh_hello_method {
+    WH_HELLO_METHOD_NONE = 0,
+    WH_HELLO_METHOD_SECRET = 1,   /**< With a secret that both know. */
+    WH_HELLO_METHOD_USER_KEY = 2, /**< With the key of the user. */
+    /** TLS has proven both sides already, so there is no further proof. */
+    WH_HELLO_METHOD_TLS = 3,
+    /** A data connection in clear text, with a ticket that came over TLS. */
+    WH_HELLO_METHOD_TICKET = 4,
+    WH_HELLO_METHOD_READER = 5, /**< With the secret of a server's readers. */
+} wh_hello_method;
 
 /**
- * What the connection is for. The side that opened the connection chooses it. The other side always
- * sends CONTROL. The numbers are on the wire.
+ * The purpose of the connection. The side that opened the connection chooses it. The other side
+ * always sends CONTROL. The numbers are on the wire.
  */
 typedef enum wh_hello_purpose { WH_HELLO_CONTROL = 0, WH_HELLO_DATA = 1 } wh_hello_purpose;
 
@@ -68,13 +87,14 @@ typedef enum wh_hello_purpose { WH_HELLO_CONTROL = 0, WH_HELLO_DATA = 1 } wh_hel
     X(NONE, 0, "not refused")                                                                                          \
     X(VERSION, 1, "the two sides have no version of the protocol in common")                                           \
     X(JOB, 2, "the two sides belong to different jobs")                                                                \
-    X(SECRET, 3, "the secrets differ, or one side has none")                                                           \
+    X(SECRET, 3, "the secrets differ, or one side has none; set the same WHERRY_SECRET on all ranks")                  \
     X(SIZE, 4, "the two sides were told different sizes of the group")                                                 \
     X(OWN_RANK, 5, "both sides are the same incarnation of the same rank")                                             \
     X(STALE, 6, "a newer incarnation of that rank has taken its place")                                                \
     X(MALFORMED, 7, "the bytes that arrived do not follow the protocol")                                               \
     X(OTHER, 8, "the connection is not wanted")                                                                        \
-    X(AHEAD, 9, "that incarnation lies more than a day in the future; set the clocks of all hosts")
+    X(AHEAD, 9, "that incarnation lies more than a day in the future; set the clocks of all hosts")                    \
+    X(USER, 10, "the two processes belong to different users; let them meet over TCP, with a secret")
 
 typedef enum wh_refusal {
 #define WH_X(name, value, text) WH_REFUSAL_##name = (value),
@@ -93,7 +113,10 @@ typedef struct wh_hello_fields {
     uint64_t incarnation;
     uint8_t nonce[WH_HELLO_NONCE];
     char job[WH_HELLO_TEXT_MAX + 1];
-    char address[WH_HELLO_TEXT_MAX + 1]; /**< Where the side listens; "": it does not listen. */
+    /** The address at which the side listens; "": it does not listen. */
+    char address[WH_HELLO_TEXT_MAX + 1];
+    uint64_t table; /**< Hash of the table of members that the side knows. */
+    uint64_t key;   /**< The id of its key; 0: none. */
 } wh_hello_fields;
 
 /**
@@ -105,22 +128,41 @@ typedef struct wh_hello_fields {
  */
 typedef wh_refusal (*wh_hello_admit)(void *context, const wh_hello_fields *peer, uint64_t *newer_p);
 
+/**
+ * Writes this side's ticket for a peer: the same one each time for the same rank and incarnation.
+ * @return false if the peer gets none.
+ */
+typedef bool (*wh_hello_ticket)(void *context, const wh_hello_fields *peer, uint8_t ticket[WH_KEY_BYTES]);
+
 /** The data of this side. wh_hello_create copies it. */
 typedef struct wh_hello_config {
     uint16_t flags;
+    wh_hello_method method;
     wh_hello_purpose purpose; /**< Ignored unless this side opened the connection. */
     uint32_t rank;
     uint32_t size;
     uint64_t incarnation;
+    uint64_t table;
     const char *job;     /**< At most WH_HELLO_TEXT_MAX bytes; NULL is "". */
     const char *address; /**< At most WH_HELLO_TEXT_MAX bytes; NULL is "". */
     /**
-     * 1 to WH_HELLO_SECRET_MAX bytes; NULL: no secret. Zero bytes at the end may have no effect.
+     * SECRET, USER_KEY, READER: the keys that this side accepts; it proves the first one if it
+     * opened the connection. TICKET: the ticket, if this side opened the connection; otherwise
+     * `ticket` finds it. Other methods: none.
      */
-    const void *secret;
-    size_t secret_size;
-    wh_hello_admit admit; /**< NULL: accept every peer that matches. */
-    void *context;        /**< For `admit`. Must stay valid until the machine is destroyed. */
+    const wh_group_key *keys;
+    size_t key_count;       /**< At most WH_HELLO_KEYS_MAX. */
+    const uint8_t *binding; /**< WH_KEY_BYTES; NULL: none. */
+    /** If this side opened the connection: it talks to `wanted` only. */
+    bool wants_one;
+    uint32_t wanted;
+    uint64_t wanted_incarnation; /**< 0: any. */
+    /** True if the other side belongs to another user, and must be refused. */
+    bool other_user;
+    wh_hello_admit admit;   /**< NULL: accept every peer that matches. */
+    wh_hello_ticket ticket; /**< NULL: no peer gets one. */
+    /** Passed to the functions. Must stay valid until the machine is destroyed. */
+    void *context;
 } wh_hello_config;
 
 typedef enum wh_hello_state {
@@ -142,7 +184,7 @@ typedef struct wh_hello wh_hello;
  */
 wherry_status wh_hello_create(const wh_hello_config *config, bool dialled, wh_hello **hello_p, wherry_error *error);
 
-/** Overwrites the secret and frees the machine. `hello` may be NULL. */
+/** Overwrites the keys and frees the machine. `hello` may be NULL. */
 void wh_hello_destroy(wh_hello *hello);
 
 /**
@@ -195,6 +237,12 @@ const wh_hello_fields *wh_hello_peer(const wh_hello *hello);
 
 /** Returns the newer incarnation that came with WH_REFUSAL_STALE; 0 if there was none. */
 uint64_t wh_hello_newer(const wh_hello *hello);
+
+/**
+ * Returns the ticket (WH_KEY_BYTES) that the other side gave; NULL if it gave none, or has not
+ * accepted this side. It is valid until the machine is destroyed.
+ */
+const uint8_t *wh_hello_ticket_of(const wh_hello *hello);
 
 /**
  * Returns why one side refused the other; WH_REFUSAL_NONE if neither did; WH_REFUSAL_OTHER for a

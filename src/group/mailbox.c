@@ -25,14 +25,41 @@ typedef struct queue {
     queued **last;
 } queue;
 
+enum { REASON_MAX = 128 };
+
+/**
+ * A thread that waits for a message from a rank. It reports the first loss of the rank since the
+ * wait began. Before the thread runs, the rank may have come back and been lost again for another
+ * reason.
+ */
+typedef struct waiter {
+    struct waiter *next;
+    bool lost;
+    char reason[REASON_MAX]; /**< The reason, if `lost`. */
+} waiter;
+
 typedef struct rank_state {
     uint64_t incarnation; /**< The last incarnation that was admitted; 0: none. */
     bool lost;
-    size_t bytes;       /**< Total size of its waiting messages. */
-    uint64_t losses;    /**< How often an incarnation of this rank was lost. */
-    uint64_t last_lost; /**< The incarnation that was lost last. */
-    char reason[128];   /**< Why that incarnation was lost. */
+    size_t bytes;                /**< Total size of its waiting messages. */
+    size_t loose;                /**< Size of those messages that are in no inbox. */
+    size_t channels;             /**< Channels that the rank has opened and nobody has taken. */
+    waiter *waiters;             /**< Threads that wait for a message from the rank. */
+    uint64_t losses;             /**< Number of times that an incarnation of this rank was lost. */
+    uint64_t last_lost;          /**< The incarnation that was lost last. */
+    char reason[REASON_MAX];     /**< The reason of the last loss. */
+    char unreported[REASON_MAX]; /**< The first reason that an inbox has not reported yet. */
 } rank_state;
+
+/**
+ * A thread that waits on several inboxes. Its lock may be taken under the lock of a mailbox. No
+ * lock is taken under it.
+ */
+typedef struct listener {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool woken;
+} listener;
 
 struct wh_inbox {
     struct wh_inbox *next;
@@ -41,9 +68,10 @@ struct wh_inbox {
     queue messages;
     pthread_cond_t changed;
     bool woken;
+    listener *listener; /**< This is woken too; NULL if nobody waits on several inboxes. */
     /**
-     * Number of losses, of all ranks, that came before the inbox was opened or that it has
-     * reported.
+     * Number of losses of all ranks that the inbox need not report any more. They came before it
+     * was opened, or it has reported them.
      */
     uint64_t losses_seen;
     uint64_t seen[]; /**< The same for each rank. */
@@ -68,10 +96,11 @@ struct wh_mailbox {
     bool pumping;
     pthread_t pumper; /**< The thread inside `pump`. */
     bool closed;
-    atomic_uint wakes;             /**< How often threads were woken. */
+    atomic_uint wakes;             /**< Number of times that threads were woken. */
     _Atomic uint64_t awake_before; /**< Waiting threads poll until this time. */
     uint64_t losses;               /**< Number of losses of all ranks. */
     size_t limit;
+    size_t loose_limit; /**< wh_mailbox_distrust; 0: none. */
     int32_t size;
     rank_state ranks[];
 };
@@ -89,11 +118,20 @@ wh_mailbox *wh_mailbox_create(int32_t size, size_t bytes) {
     return mailbox;
 }
 
+void wh_mailbox_distrust(wh_mailbox *mailbox, size_t bytes) {
+    mailbox->loose_limit = bytes;
+}
+
 void wh_mailbox_set_pump(wh_mailbox *mailbox, wh_group *group) {
     mailbox->pumped = group;
 }
 
 /* ---- queues: the lock is held ---- */
+
+/** The memory that a waiting message takes. An empty message takes some, too. */
+static size_t cost_of(const wh_message *message) {
+    return message->size + WH_MESSAGE_COST;
+}
 
 /** Removes the item *at from its queue and returns it. */
 static queued *unlink_item(wh_mailbox *mailbox, queue *from, queued **at) {
@@ -103,7 +141,10 @@ static queued *unlink_item(wh_mailbox *mailbox, queue *from, queued **at) {
         from->last = at;
     }
     if (item->message.kind == WH_MESSAGE_BYTES) {
-        mailbox->ranks[item->message.rank].bytes -= item->message.size;
+        mailbox->ranks[item->message.rank].bytes -= cost_of(&item->message);
+        mailbox->ranks[item->message.rank].loose -= from == &mailbox->messages ? cost_of(&item->message) : 0;
+    } else if (item->message.kind == WH_MESSAGE_CHANNEL) {
+        mailbox->ranks[item->message.rank].channels--;
     }
     return item;
 }
@@ -140,10 +181,28 @@ static void wake(wh_mailbox *mailbox, pthread_cond_t *changed) {
     }
 }
 
+static void wake_listener(const wh_inbox *inbox) {
+    if (inbox->listener) {
+        pthread_mutex_lock(&inbox->listener->lock);
+        inbox->listener->woken = true;
+        pthread_cond_signal(&inbox->listener->changed);
+        pthread_mutex_unlock(&inbox->listener->lock);
+    }
+}
+
+/** Wakes the threads that wait on an inbox; on the mailbox itself if `inbox` is NULL. */
+static void wake_inbox(wh_mailbox *mailbox, wh_inbox *inbox) {
+    wake(mailbox, inbox ? &inbox->changed : &mailbox->changed);
+    if (inbox) {
+        wake_listener(inbox);
+    }
+}
+
 static void wake_all(wh_mailbox *mailbox) {
     wake(mailbox, &mailbox->changed);
     for (wh_inbox *inbox = mailbox->inboxes; inbox; inbox = inbox->next) {
         pthread_cond_broadcast(&inbox->changed);
+        wake_listener(inbox);
     }
 }
 
@@ -208,10 +267,28 @@ static bool wait_for(wh_mailbox *mailbox, pthread_cond_t *changed, wh_deadline d
 
 /* ---- ranks ---- */
 
+/** True if an inbox has not reported the last loss of a rank yet. The lock is held. */
+static bool is_unreported(const wh_mailbox *mailbox, const rank_state *state) {
+    const wh_inbox *inbox = mailbox->inboxes;
+    while (inbox && inbox->seen[state - mailbox->ranks] == state->losses) {
+        inbox = inbox->next;
+    }
+    return inbox != NULL;
+}
+
 /** Records that a rank was lost, and wakes all threads. The lock is held. */
 static void note_loss(wh_mailbox *mailbox, rank_state *state, const char *reason) {
     state->last_lost = state->incarnation;
+    if (!is_unreported(mailbox, state)) {
+        snprintf(state->unreported, sizeof(state->unreported), "%s", reason);
+    }
     snprintf(state->reason, sizeof(state->reason), "%s", reason);
+    for (waiter *one = state->waiters; one; one = one->next) {
+        if (!one->lost) {
+            one->lost = true;
+            snprintf(one->reason, sizeof(one->reason), "%s", reason);
+        }
+    }
     state->losses++;
     mailbox->losses++;
     wake_all(mailbox);
@@ -250,6 +327,9 @@ void wh_mailbox_lose(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation, co
     rank_state *state = mailbox->ranks + rank;
     if (state->incarnation == incarnation && !state->lost) {
         state->lost = true;
+        if (mailbox->loose_limit) {
+            drop_messages_of(mailbox, rank);
+        }
         note_loss(mailbox, state, reason);
     }
     pthread_mutex_unlock(&mailbox->lock);
@@ -277,6 +357,13 @@ bool wh_mailbox_is_lost(const wh_mailbox *mailbox, int32_t rank, char *reason, s
     }
     pthread_mutex_unlock(&locked->lock);
     return lost;
+}
+
+bool wh_mailbox_needs(wh_mailbox *mailbox, int32_t rank) {
+    pthread_mutex_lock(&mailbox->lock);
+    bool needed = mailbox->inboxes || mailbox->ranks[rank].waiters;
+    pthread_mutex_unlock(&mailbox->lock);
+    return needed;
 }
 
 void wh_mailbox_close(wh_mailbox *mailbox) {
@@ -396,12 +483,15 @@ static wh_inbox *find_inbox(const wh_mailbox *mailbox, uint64_t tag) {
  */
 static void deliver_to(wh_mailbox *mailbox, wh_inbox *inbox, queued *item) {
     if (item->message.kind == WH_MESSAGE_BYTES) {
-        mailbox->ranks[item->message.rank].bytes += item->message.size;
+        mailbox->ranks[item->message.rank].bytes += cost_of(&item->message);
+        mailbox->ranks[item->message.rank].loose += inbox ? 0 : cost_of(&item->message);
+    } else if (item->message.kind == WH_MESSAGE_CHANNEL) {
+        mailbox->ranks[item->message.rank].channels++;
     }
     queue *to = inbox ? &inbox->messages : &mailbox->messages;
     *to->last = item;
     to->last = &item->next;
-    wake(mailbox, inbox ? &inbox->changed : &mailbox->changed);
+    wake_inbox(mailbox, inbox);
 }
 
 /**
@@ -421,6 +511,15 @@ static void deliver(wh_mailbox *mailbox, queued *item) {
     }
 }
 
+/** True if the waiting messages of the sender leave no room for this one. The lock is held. */
+static bool is_too_much(const wh_mailbox *mailbox, const wh_message *message) {
+    const rank_state *from = mailbox->ranks + message->rank;
+    size_t cost = cost_of(message);
+    bool loose = mailbox->loose_limit && !(message->tag & WH_TAG_CONVERSATION) && !find_service(mailbox, message->tag);
+    return from->bytes > mailbox->limit || cost > mailbox->limit - from->bytes ||
+           (loose && (from->loose > mailbox->loose_limit || cost > mailbox->loose_limit - from->loose));
+}
+
 wherry_status wh_mailbox_put(wh_mailbox *mailbox, const wh_message *message, wherry_error *error) {
     queued *item = wh_alloc(sizeof(*item));
     WH_TRY(wh_check_memory(item, error, "a message"));
@@ -430,9 +529,13 @@ wherry_status wh_mailbox_put(wh_mailbox *mailbox, const wh_message *message, whe
     const rank_state *from = mailbox->ranks + message->rank;
     if (message->incarnation != from->incarnation) {
         free_item(item);
-    } else if (from->bytes > mailbox->limit || message->size > mailbox->limit - from->bytes) {
-        status = wh_fail(error, WHERRY_LIMIT, "more than %zu bytes of messages from rank %d are waiting to be received",
-                         mailbox->limit, (int)message->rank);
+    } else if (is_too_much(mailbox, message)) {
+        status = wh_fail(error, WHERRY_LIMIT, "too many bytes of messages from rank %d are waiting to be received: %zu",
+                         (int)message->rank, from->bytes);
+        wh_free(item);
+    } else if (message->kind == WH_MESSAGE_CHANNEL && from->channels >= WH_MAILBOX_CHANNELS) {
+        status = wh_fail(error, WHERRY_LIMIT, "%zu channels from rank %d are waiting to be used", from->channels,
+                         (int)message->rank);
         wh_free(item);
     } else {
         deliver(mailbox, item);
@@ -443,7 +546,7 @@ wherry_status wh_mailbox_put(wh_mailbox *mailbox, const wh_message *message, whe
 
 wherry_status wh_mailbox_put_copy(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation, uint64_t tag,
                                   const void *bytes, size_t size, wherry_error *error) {
-    wh_message message = {WH_MESSAGE_BYTES, rank, incarnation, tag, wh_copy_text(bytes, size), size, -1};
+    wh_message message = {WH_MESSAGE_BYTES, rank, incarnation, tag, wh_text_copy(bytes, size), size, WH_NO_SOCKET};
     WH_TRY(wh_check_memory(message.bytes, error, "a message"));
     wherry_status status = wh_mailbox_put(mailbox, &message, error);
     if (status != WHERRY_OK) {
@@ -466,9 +569,8 @@ static queued *find_message(wh_mailbox *mailbox, int32_t rank, uint64_t tag) {
 
 /**
  * Returns WHERRY_OK if the wait may continue. Otherwise returns why it must end. The lock is held.
- * @param losses  the number of losses of the rank when the wait began.
  */
-static wherry_status check_wait(const wh_mailbox *mailbox, int32_t rank, uint64_t losses, bool in_time,
+static wherry_status check_wait(const wh_mailbox *mailbox, int32_t rank, const waiter *self, bool in_time,
                                 wherry_error *error) {
     const rank_state *from = rank == WHERRY_ANY_RANK ? NULL : mailbox->ranks + rank;
     if (mailbox->closed) {
@@ -476,9 +578,10 @@ static wherry_status check_wait(const wh_mailbox *mailbox, int32_t rank, uint64_
                        "the group is closed: this process has left it or cannot read from it any more, or a newer "
                        "incarnation has taken its rank");
     }
-    if (from && (from->lost || from->losses != losses)) {
-        return wh_fail_rank(error, rank,
-                            wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)rank, from->reason));
+    if (from && (from->lost || self->lost)) {
+        return wh_fail_rank(
+            error, rank,
+            wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)rank, self->lost ? self->reason : from->reason));
     }
     if (in_time) {
         return WHERRY_OK;
@@ -491,14 +594,21 @@ static wherry_status check_wait(const wh_mailbox *mailbox, int32_t rank, uint64_
 wherry_status wh_mailbox_take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, wh_deadline deadline,
                               wh_message *message_p, wherry_error *error) {
     pthread_mutex_lock(&mailbox->lock);
-    uint64_t losses = rank == WHERRY_ANY_RANK ? 0 : mailbox->ranks[rank].losses;
+    waiter *none = NULL;
+    waiter **waiters = rank == WHERRY_ANY_RANK ? &none : &mailbox->ranks[rank].waiters;
+    waiter self = {.next = *waiters};
     wherry_status status = WHERRY_OK;
     bool in_time = true;
     queued *found;
+    *waiters = &self;
     while (!(found = find_message(mailbox, rank, tag)) &&
-           (status = check_wait(mailbox, rank, losses, in_time, error)) == WHERRY_OK) {
+           (status = check_wait(mailbox, rank, &self, in_time, error)) == WHERRY_OK) {
         in_time = wait_for(mailbox, &mailbox->changed, deadline);
     }
+    while (*waiters != &self) {
+        waiters = &(*waiters)->next;
+    }
+    *waiters = self.next;
     pthread_mutex_unlock(&mailbox->lock);
     if (found) {
         *message_p = found->message;
@@ -512,6 +622,10 @@ wherry_status wh_mailbox_take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, w
 wherry_status wh_inbox_open(wh_group *group, uint64_t tag, wh_inbox **inbox_p, wherry_error *error) {
     wh_mailbox *mailbox = group->mailbox;
     size_t size = (size_t)mailbox->size;
+    tag = tag ? tag : wh_random_tag();
+    if (!tag) {
+        return wh_fail(error, WHERRY_SYSTEM, "the system has no random numbers");
+    }
     wh_inbox *inbox = wh_alloc_zeroed(1, sizeof(*inbox) + size * sizeof(*inbox->seen));
     WH_TRY(wh_check_memory(inbox, error, "a conversation"));
     inbox->mailbox = mailbox;
@@ -590,31 +704,112 @@ static bool take_now(wh_inbox *inbox, wh_message *message_p) {
     const rank_state *state = mailbox->ranks + rank;
     inbox->losses_seen += state->losses - inbox->seen[rank];
     inbox->seen[rank] = state->losses;
-    size_t size = strlen(state->reason);
-    char *reason = wh_copy_text(state->reason, size);
-    *message_p = (wh_message){WH_MESSAGE_LOST, rank, state->last_lost, inbox->tag, reason, reason ? size : 0, -1};
+    size_t size = strlen(state->unreported);
+    char *reason = wh_text_copy(state->unreported, size);
+    *message_p =
+        (wh_message){WH_MESSAGE_LOST, rank, state->last_lost, inbox->tag, reason, reason ? size : 0, WH_NO_SOCKET};
+    return true;
+}
+
+/**
+ * Tells whether a wait on the inbox must end, and with which result. The lock is held.
+ * @param in_time  the deadline of the wait has not passed.
+ */
+static bool has_result(wh_inbox *inbox, bool in_time, wh_message *message_p, wherry_status *status_p,
+                       wherry_error *error) {
+    if (take_now(inbox, message_p)) {
+        *status_p = WHERRY_OK;
+    } else if (inbox->mailbox->closed) {
+        *status_p = wh_fail(error, WHERRY_CLOSED,
+                            "the group is closed: this process has left it or cannot read from it any more, or a newer "
+                            "incarnation has taken its rank");
+    } else if (inbox->woken || !in_time) {
+        inbox->woken = false;
+        *status_p = wh_fail(error, WHERRY_TIMED_OUT, "timed out waiting for a message");
+    } else {
+        return false;
+    }
     return true;
 }
 
 wherry_status wh_inbox_take(wh_inbox *inbox, wh_deadline deadline, wh_message *message_p, wherry_error *error) {
     wh_mailbox *mailbox = inbox->mailbox;
-    wherry_status status = WHERRY_OK;
+    wherry_status status;
     bool in_time = true;
     pthread_mutex_lock(&mailbox->lock);
-    while (status == WHERRY_OK && !take_now(inbox, message_p)) {
-        if (mailbox->closed) {
-            status =
-                wh_fail(error, WHERRY_CLOSED,
-                        "the group is closed: this process has left it or cannot read from it any more, or a newer "
-                        "incarnation has taken its rank");
-        } else if (inbox->woken || !in_time) {
-            inbox->woken = false;
-            status = wh_fail(error, WHERRY_TIMED_OUT, "timed out waiting for a message");
-        } else {
-            in_time = wait_for(mailbox, &inbox->changed, deadline);
-        }
+    while (!has_result(inbox, in_time, message_p, &status, error)) {
+        in_time = wait_for(mailbox, &inbox->changed, deadline);
     }
     pthread_mutex_unlock(&mailbox->lock);
+    return status;
+}
+
+/** Sets the listener of all inboxes; NULL: none. */
+static void set_listener(wh_inbox *const *inboxes, size_t count, listener *waiting) {
+    for (size_t i = 0; i < count; i++) {
+        pthread_mutex_lock(&inboxes[i]->mailbox->lock);
+        inboxes[i]->listener = waiting;
+        pthread_mutex_unlock(&inboxes[i]->mailbox->lock);
+    }
+}
+
+/** Pumps the groups that need it, one after the other. @return false if none does. */
+static bool pump_all(wh_inbox *const *inboxes, size_t count, wh_deadline deadline) {
+    bool pumped = false;
+    for (size_t i = 0; i < count; i++) {
+        wh_mailbox *mailbox = inboxes[i]->mailbox;
+        if (mailbox->pumped) {
+            pumped = true;
+            pthread_mutex_lock(&mailbox->lock);
+            wait_for(mailbox, &inboxes[i]->changed,
+                     wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_MAILBOX_PUMP_MS)));
+            pthread_mutex_unlock(&mailbox->lock);
+        }
+    }
+    return pumped;
+}
+
+/** Waits until one of the inboxes is woken. @return false if the deadline has passed. */
+static bool wait_for_any(listener *waiting, wh_inbox *const *inboxes, size_t count, wh_deadline deadline) {
+    if (pump_all(inboxes, count, deadline)) {
+        return !wh_deadline_passed(deadline);
+    }
+    bool in_time = true;
+    pthread_mutex_lock(&waiting->lock);
+    while (!waiting->woken && in_time) {
+        in_time = wh_wait(&waiting->changed, &waiting->lock, deadline);
+    }
+    waiting->woken = false;
+    pthread_mutex_unlock(&waiting->lock);
+    return in_time;
+}
+
+wherry_status wh_inbox_take_any(wh_inbox *const *inboxes, size_t count, wh_deadline deadline, wh_message *message_p,
+                                size_t *from_p, wherry_error *error) {
+    *from_p = 0;
+    if (count == 1) {
+        return wh_inbox_take(*inboxes, deadline, message_p, error);
+    }
+    listener waiting = {.woken = false};
+    pthread_mutex_init(&waiting.lock, NULL);
+    wh_condition_init(&waiting.changed);
+    set_listener(inboxes, count, &waiting);
+    wherry_status status;
+    bool in_time = true;
+    bool ended = false;
+    while (!ended) {
+        for (size_t i = 0; i < count && !ended; i++) {
+            pthread_mutex_lock(&inboxes[i]->mailbox->lock);
+            /* Check the deadline only after looking at all inboxes. */
+            ended = has_result(inboxes[i], in_time || i + 1 < count, message_p, &status, error);
+            pthread_mutex_unlock(&inboxes[i]->mailbox->lock);
+            *from_p = i;
+        }
+        in_time = ended || wait_for_any(&waiting, inboxes, count, deadline);
+    }
+    set_listener(inboxes, count, NULL);
+    pthread_cond_destroy(&waiting.changed);
+    pthread_mutex_destroy(&waiting.lock);
     return status;
 }
 
@@ -641,6 +836,6 @@ bool wh_inbox_post(wh_inbox *inbox, wh_message *message) {
 void wh_inbox_wake(wh_inbox *inbox) {
     pthread_mutex_lock(&inbox->mailbox->lock);
     inbox->woken = true;
-    wake(inbox->mailbox, &inbox->changed);
+    wake_inbox(inbox->mailbox, inbox);
     pthread_mutex_unlock(&inbox->mailbox->lock);
 }

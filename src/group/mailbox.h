@@ -34,12 +34,21 @@
 #include "base/clock.h"
 #include "group/group.h"
 
+/**
+ * Approximate memory of a waiting message in addition to its bytes. It limits empty messages too.
+ */
+enum { WH_MESSAGE_COST = 128 };
+
+/** Number of channels of a rank that may wait to be used. A transfer opens a few. */
+enum { WH_MAILBOX_CHANNELS = 256 };
+
 /* ---- for the kinds of groups ---- */
 
 /**
  * Creates an empty mailbox.
  * @param size   the number of ranks.
- * @param bytes  the maximum total size of waiting messages per rank. Only a slow receiver or a
+ * @param bytes  the maximum total size of waiting messages per rank; each counts WH_MESSAGE_COST
+ *               more than its own bytes. Only a slow receiver or a
  *               hostile peer reaches this limit.
  * @return NULL if out of memory.
  */
@@ -47,6 +56,13 @@ wh_mailbox *wh_mailbox_create(int32_t size, size_t bytes);
 
 /** Frees a mailbox and its messages. No other thread may use it any more. `mailbox` may be NULL. */
 void wh_mailbox_destroy(wh_mailbox *mailbox);
+
+/**
+ * Any process may send under a rank, and there may be many ranks. So messages for no inbox and no
+ * service have their own limit per rank, and are dropped when the rank is lost, because nobody may
+ * ever ask for them. Call this before the first message.
+ */
+void wh_mailbox_distrust(wh_mailbox *mailbox, size_t bytes);
 
 /** From now on, a thread that waits for a message calls the group's `pump` to read it. */
 void wh_mailbox_set_pump(wh_mailbox *mailbox, wh_group *group);
@@ -62,7 +78,7 @@ bool wh_mailbox_admit(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation);
 
 /**
  * Marks a rank as lost, unless another incarnation has taken its place. Messages that it sent
- * before can still be received.
+ * before can still be received (but see wh_mailbox_distrust).
  */
 void wh_mailbox_lose(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation, const char *reason);
 
@@ -100,6 +116,12 @@ uint64_t wh_mailbox_incarnation(const wh_mailbox *mailbox, int32_t rank);
  */
 bool wh_mailbox_is_lost(const wh_mailbox *mailbox, int32_t rank, char *reason, size_t size);
 
+/**
+ * True if the loss of a rank must be reported: a thread waits for a message from it, or an inbox is
+ * open.
+ */
+bool wh_mailbox_needs(wh_mailbox *mailbox, int32_t rank);
+
 /** Takes the lock before a fork. @return false if another thread has held it for `seconds`. */
 bool wh_mailbox_hold(wh_mailbox *mailbox, int seconds);
 
@@ -107,7 +129,8 @@ bool wh_mailbox_hold(wh_mailbox *mailbox, int seconds);
 void wh_mailbox_release(wh_mailbox *mailbox);
 
 /**
- * Like wh_mailbox_close, but for a forked child, where no thread waits. The caller holds the lock.
+ * Like wh_mailbox_close, but for a forked child, in which no thread waits. The caller holds the
+ * lock.
  */
 void wh_mailbox_close_in_child(wh_mailbox *mailbox);
 
@@ -141,8 +164,10 @@ typedef struct wh_inbox wh_inbox;
 
 /**
  * Opens an inbox.
- * @param tag  must have WH_TAG_CONVERSATION set. No other inbox may be open for it.
- * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT.
+ * @param tag  must have WH_TAG_CONVERSATION set. No other inbox may be open for it. 0: a random
+ *             one.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT; WHERRY_SYSTEM if the system has no
+ * random numbers.
  */
 wherry_status wh_inbox_open(wh_group *group, uint64_t tag, wh_inbox **inbox_p, wherry_error *error);
 
@@ -162,6 +187,15 @@ uint64_t wh_inbox_tag(const wh_inbox *inbox);
  * already arrived are returned first, and losses are not reported.
  */
 wherry_status wh_inbox_take(wh_inbox *inbox, wh_deadline deadline, wh_message *message_p, wherry_error *error);
+
+/**
+ * Like wh_inbox_take, for several inboxes, which may be of different groups. Only one thread at a
+ * time may wait on an inbox in this way.
+ * @param count   at least 1.
+ * @param from_p  receives, with any result, the number of the inbox that the result is of.
+ */
+wherry_status wh_inbox_take_any(wh_inbox *const *inboxes, size_t count, wh_deadline deadline, wh_message *message_p,
+                                size_t *from_p, wherry_error *error);
 
 /**
  * Like wh_inbox_take, but never waits for a message, and does not read from the peers. @return

@@ -15,9 +15,9 @@
  * 1. A lane without push is one-sided: the receiver reads the source's memory, and the source does
  *    nothing.
  * 2. Chunks come in requests. PLAN has the first request of a session, REQUEST messages have more.
- *    `next` returns the chunks of one request; `more` goes on to the next request, and waits for
- *    it. Workers run until `more` says that no request follows. As many threads call pull (or push)
- *    at once as the end has workers. Workers are numbered from 0.
+ *    `next` returns the chunks of one request; `more` continues with the next request, and waits
+ *    for it. Workers run until `more` says that no request follows. As many threads call pull (or
+ *    push) at once as the end has workers. Workers are numbered from 0.
  * 3. Pull and push return when the last request is done, or with an error. After a stop request,
  *    they return WHERRY_CANCELLED within 100 ms. Every wait checks for a stop request.
  * 4. A lane writes received bytes only to its own buffers and to memory that it got from
@@ -109,12 +109,26 @@ typedef struct wh_routes {
 /** Removes all routes. The memory stays allocated for the next batch. */
 void wh_routes_clear(wh_routes *routes);
 
+/**
+ * Appends a route, merging it with the previous one if contiguous. @return false if out of memory.
+ */
+bool wh_routes_add(wh_routes *routes, uint64_t from, void *to, uint64_t length, int32_t device);
+
+/** Finds where in the chunk each run of `origin` begins. @return false if out of memory. */
+bool wh_routes_locate(wh_routes *routes);
+
+/**
+ * Appends routes from a part of the chunk, which begins at `position`: one for each run of `origin`
+ * that it lies in. @return false if out of memory.
+ */
+bool wh_routes_add_run(wh_routes *routes, uint64_t position, char *to, uint64_t length, int32_t device);
+
 void wh_routes_destroy(wh_routes *routes);
 
 /** Whether chunks follow, after wh_sink.next or wh_feed.next has returned false. */
 typedef enum wh_more {
     WH_MORE_NEVER, /**< The last request is done, or a stop was requested. */
-    WH_MORE_LATER, /**< The next request has not come yet. */
+    WH_MORE_LATER, /**< The next request has not arrived yet. */
     WH_MORE_NOW,   /**< `next` returns a chunk of the next request. */
 } wh_more;
 
@@ -136,8 +150,8 @@ typedef struct wh_sink {
     bool (*next)(void *context, uint64_t *chunk_p);
 
     /**
-     * Goes on to the next request, after `next` has returned false. Waits for it at most wait_ms.
-     * NULL: no request follows. wh_sink_more and wh_feed_more call it.
+     * Continues with the next request, after `next` has returned false. Waits for it at most
+     * wait_ms. NULL: no request follows. wh_sink_more and wh_feed_more call it.
      */
     wh_more (*more)(void *context, uint32_t wait_ms);
 
@@ -222,21 +236,20 @@ typedef struct wh_feed {
  * Waits for the next request. @return false if none follows: then the worker's share is done, or a
  * stop was requested.
  */
-static inline bool wh_sink_more(const wh_sink *sink) {
-    wh_more more = WH_MORE_LATER;
-    while (sink->more && more == WH_MORE_LATER) {
-        more = sink->more(sink->context, WH_STOP_LOOK_MS);
+static inline bool wh_await_request(wh_more (*more)(void *context, uint32_t wait_ms), void *context) {
+    wh_more follows = WH_MORE_LATER;
+    while (more && follows == WH_MORE_LATER) {
+        follows = more(context, WH_STOP_LOOK_MS);
     }
-    return more == WH_MORE_NOW;
+    return follows == WH_MORE_NOW;
 }
 
-/** The same for a feed. */
+static inline bool wh_sink_more(const wh_sink *sink) {
+    return wh_await_request(sink->more, sink->context);
+}
+
 static inline bool wh_feed_more(const wh_feed *feed) {
-    wh_more more = WH_MORE_LATER;
-    while (feed->more && more == WH_MORE_LATER) {
-        more = feed->more(feed->context, WH_STOP_LOOK_MS);
-    }
-    return more == WH_MORE_NOW;
+    return wh_await_request(feed->more, feed->context);
 }
 
 /** Calls feed->done if there is one. */
@@ -246,23 +259,11 @@ static inline void wh_feed_done(const wh_feed *feed, uint64_t chunk) {
     }
 }
 
-/** The device memory of a source, described so that other processes can open it. */
-typedef struct wh_shared_memory {
-    wh_cuda_allocation *items; /**< Sorted by address, without overlaps. */
-    size_t count;
-    bool keeps; /**< The source has promised to keep the memory allocated. */
-    /**
-     * If `items` is empty, the reason. The status WHERRY_OK means that the state has no device
-     * memory.
-     */
-    wherry_error reason;
-} wh_shared_memory;
-
 /** The context of a lane. It must stay valid until the end that uses it is closed. */
 typedef struct wh_lane_site {
     wh_group *group;
     int32_t peer; /**< The other rank. */
-    /** The tag of the source's inbox, where the channels that the receiver opens arrive. */
+    /** The tag of the source's inbox. The channels that the receiver opens arrive there. */
     uint64_t tag;
     uint32_t threads;     /**< Maximum number of worker threads; at least 1. */
     bool keep_ptracer;    /**< Do not change the ptracer of this process. */
@@ -271,9 +272,10 @@ typedef struct wh_lane_site {
     /** If the peer moves no byte for this long, give up with WHERRY_TIMED_OUT. */
     uint32_t no_progress_ms;
     /**
-     * Source, for `accept`: channels from this receiver. `accept` sets those it takes over to -1.
+     * Source, for `accept`: channels from this receiver. `accept` sets those it takes over to
+     * WH_NO_SOCKET.
      */
-    int *channels;
+    wh_socket *channels;
     size_t channel_count;
     /** Source, for `offer`: the device memory to share; NULL: not collected. */
     const wh_shared_memory *shared;
@@ -290,6 +292,8 @@ typedef struct wh_lane_site {
 /** One end of a lane between two ranks. Each lane has its own struct that begins with this one. */
 typedef struct wh_lane_end {
     uint32_t workers; /**< Number of threads that call pull or push at once. */
+    /** All bytes are encrypted and authenticated on their way, so they need no digests. */
+    bool encrypted;
 } wh_lane_end;
 
 /** Traits of a lane. */
@@ -308,6 +312,10 @@ enum {
      * wh_sink.route; has no digests.
      */
     WH_LANE_DEVICE = 32,
+    /**
+     * Its bytes stay on this host, or are encrypted if the group says so (wh_group.encrypts_all).
+     */
+    WH_LANE_PRIVATE = 64,
 };
 
 /**

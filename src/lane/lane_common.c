@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/prctl.h>
 
 #include <wherry/checkpoint.h>
@@ -47,6 +48,61 @@ void wh_routes_clear(wh_routes *routes) {
     routes->span = 0;
 }
 
+bool wh_routes_add(wh_routes *routes, uint64_t from, void *to, uint64_t length, int32_t device) {
+    wh_route *last = routes->count ? routes->items + routes->count - 1 : NULL;
+    routes->bytes += length;
+    if (last && last->device == device && last->from + last->length == from && (char *)last->to + last->length == to) {
+        last->length += length;
+        return true;
+    }
+    if (!WH_GROW(routes->items, routes->capacity, routes->count)) {
+        return false;
+    }
+    routes->items[routes->count++] = (wh_route){from, to, length, device};
+    return true;
+}
+
+bool wh_routes_locate(wh_routes *routes) {
+    if (!WH_RESERVE(routes->begins, routes->begin_capacity, routes->origin.count)) {
+        return false;
+    }
+    uint64_t begin = 0;
+    for (size_t i = 0; i < routes->origin.count; i++) {
+        routes->begins[i] = begin;
+        begin += routes->origin.items[i].iov_len;
+    }
+    return true;
+}
+
+/** The last run of the origin that begins at or before a position, by binary search. */
+static size_t find_run(const wh_routes *routes, uint64_t position) {
+    size_t low = 0;
+    size_t high = routes->origin.count;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (routes->begins[middle] <= position) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+bool wh_routes_add_run(wh_routes *routes, uint64_t position, char *to, uint64_t length, int32_t device) {
+    const struct iovec *runs = routes->origin.items;
+    size_t at = find_run(routes, position);
+    for (uint64_t done = 0; done < length; at++) {
+        uint64_t into = position + done - routes->begins[at];
+        uint64_t part = wh_min(length - done, runs[at].iov_len - into);
+        if (!wh_routes_add(routes, (uint64_t)(uintptr_t)runs[at].iov_base + into, to + done, part, device)) {
+            return false;
+        }
+        done += part;
+    }
+    return true;
+}
+
 void wh_routes_destroy(wh_routes *routes) {
     wh_segments_destroy(&routes->origin);
     wh_free(routes->begins);
@@ -64,7 +120,7 @@ void wh_landing_destroy(wh_landing *landing) {
 
 wh_run_cursor wh_run_cursor_at(const wh_segments *segments) {
     wh_run_cursor cursor = {segments->items, segments->items + segments->count, 0};
-    wh_run_cursor_advance(&cursor, 0); /* skips empty runs */
+    wh_run_cursor_advance(&cursor, 0); /* This skips empty runs. */
     return cursor;
 }
 
@@ -106,34 +162,79 @@ size_t wh_run_cursor_left(const wh_run_cursor *cursor) {
     return cursor->at < cursor->end ? cursor->at->iov_len - cursor->skip : 0;
 }
 
-void wh_run_cursor_pack(wh_run_cursor *cursor, void *to, size_t bytes) {
+void wh_run_cursor_pack(wh_run_cursor *cursor, void *to, size_t bytes, wh_digester *digester) {
     uint8_t *at = to;
     while (bytes) {
         size_t part = wh_min(wh_run_cursor_left(cursor), bytes);
-        wh_copy_into_cache(at, wh_run_cursor_here(cursor), part);
+        const void *here = wh_run_cursor_here(cursor);
+        wh_memcpy_into_cache(at, here, part);
+        if (digester) {
+            wh_digester_add(digester, here, part);
+        }
         wh_run_cursor_advance(cursor, part);
         at += part;
         bytes -= part;
     }
 }
 
-void wh_run_cursor_unpack(wh_run_cursor *cursor, const void *from, size_t bytes) {
+void wh_run_cursor_unpack(wh_run_cursor *cursor, const void *from, size_t bytes, wh_digester *digester) {
     const uint8_t *at = from;
     while (bytes) {
         size_t part = wh_min(wh_run_cursor_left(cursor), bytes);
         const struct iovec *next = cursor->at + 1;
-        if (next < cursor->end && next->iov_base) {
-            wh_copy_prefetch(next->iov_base, next->iov_len);
-        }
         void *here = wh_run_cursor_here(cursor);
-        if (here) {
-            wh_copy_nontemporal(here, at, part);
+        if (here && digester) {
+            memcpy(here, at, part);
+            wh_digester_add(digester, here, part);
+        } else if (here) {
+            if (next < cursor->end && next->iov_base) {
+                wh_memcpy_prefetch(next->iov_base, next->iov_len);
+            }
+            wh_memcpy_nontemporal(here, at, part);
         }
         wh_run_cursor_advance(cursor, part);
         at += part;
         bytes -= part;
     }
-    wh_copy_fence();
+    if (!digester) {
+        wh_memcpy_fence();
+    }
+}
+
+void wh_run_cursor_digest(wh_run_cursor cursor, wh_digester *digester, size_t bytes) {
+    while (bytes) {
+        size_t part = wh_min(wh_run_cursor_left(&cursor), bytes);
+        wh_digester_add(digester, wh_run_cursor_here(&cursor), part);
+        wh_run_cursor_advance(&cursor, part);
+        bytes -= part;
+    }
+}
+
+/* ---- ends and digests ---- */
+
+wherry_status wh_lane_deliver(const wh_lane_ops *lane, wh_lane_end *end, wherry_status status, wh_lane_end **end_p) {
+    if (status == WHERRY_OK) {
+        *end_p = end;
+    } else {
+        lane->close(end);
+    }
+    return status;
+}
+
+wherry_status wh_digester_need(bool verify, wh_digester **digester_p, wherry_error *error) {
+    if (verify && !*digester_p) {
+        *digester_p = wh_digester_create();
+    }
+    return verify ? wh_check_memory(*digester_p, error, "a digest") : WHERRY_OK;
+}
+
+wherry_status wh_sink_close(const wh_sink *sink, wh_landing *landing, const wh_digester *digester,
+                            const wherry_digest *claimed, wherry_error *error) {
+    wherry_digest made = {0};
+    if (sink->verify) {
+        made = wh_digester_end(digester);
+    }
+    return sink->close(sink->context, landing, sink->verify ? &made : NULL, claimed, error);
 }
 
 /* ---- the site ---- */
@@ -227,9 +328,15 @@ wherry_status wh_ptracer_name(const wh_lane_site *site, const wh_identity *recei
     wh_identity own;
     WH_TRY(wh_identity_read(&own, error));
     if (site->keep_ptracer) {
+        return wh_fail(
+            error, WHERRY_REFUSED,
+            "the source may not set its ptracer, because WHERRY_SEND_NO_PTRACER is set: remove that flag, or "
+            "set /proc/sys/kernel/yama/ptrace_scope to 0");
+    }
+    if (memcmp(own.boot, receiver->boot, sizeof(own.boot)) != 0) {
         return wh_fail(error, WHERRY_REFUSED,
-                       "the source may not set its ptracer, because WHERRY_KEEP_PTRACER is set: remove that flag, or "
-                       "set /proc/sys/kernel/yama/ptrace_scope to 0");
+                       "rank %d is on another host and cannot read this process; its request for that is refused",
+                       (int)site->peer);
     }
     uint64_t process = (uint64_t)wh_group_process(site->group, site->peer);
     if (process == 0) {

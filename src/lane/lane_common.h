@@ -1,7 +1,7 @@
 /**
- * @file lane_common.h  Functions that several lanes use: a cursor over the runs of a chunk, time
- * limits and their errors, pinning a worker to a processor, the identity of a process on the wire,
- * and the permission for a receiver to read this process.
+ * @file lane_common.h  Functions that several lanes use: a cursor over the runs of a chunk, ends
+ * and digests, time limits and their errors, pinning a worker to a processor, the identity of a
+ * process on the wire, and the permission for a receiver to read this process.
  */
 #ifndef WH_LANE_COMMON_H
 #define WH_LANE_COMMON_H
@@ -49,14 +49,40 @@ static inline void *wh_run_cursor_here(const wh_run_cursor *cursor) {
     return cursor->at->iov_base ? (char *)cursor->at->iov_base + cursor->skip : NULL;
 }
 
-/** Copies the next bytes into one buffer and advances. All runs must have an address. */
-void wh_run_cursor_pack(wh_run_cursor *cursor, void *to, size_t bytes);
+/**
+ * Copies the next bytes into one buffer and advances. All runs must have an address.
+ * @param digester  hashes each run right after it was copied, while it is in the CPU cache; may be
+ *                  NULL.
+ */
+void wh_run_cursor_pack(wh_run_cursor *cursor, void *to, size_t bytes, wh_digester *digester);
 
 /**
  * Copies one buffer to the destinations of the next bytes, and advances. Bytes without a
- * destination are discarded.
+ * destination are discarded. @param digester  as in wh_run_cursor_pack.
  */
-void wh_run_cursor_unpack(wh_run_cursor *cursor, const void *from, size_t bytes);
+void wh_run_cursor_unpack(wh_run_cursor *cursor, const void *from, size_t bytes, wh_digester *digester);
+
+/** Hashes the next bytes. All runs must have an address. */
+void wh_run_cursor_digest(wh_run_cursor cursor, wh_digester *digester, size_t bytes);
+
+/* ---- ends and digests ---- */
+
+/**
+ * Ends a probe or an accept: stores the end in *end_p or, after a failure, closes it.
+ * @param status  whether the end can be used.
+ * @return status.
+ */
+wherry_status wh_lane_deliver(const wh_lane_ops *lane, wh_lane_end *end, wherry_status status, wh_lane_end **end_p);
+
+/** Creates a worker's digester if chunks are checked and it has none yet. */
+wherry_status wh_digester_need(bool verify, wh_digester **digester_p, wherry_error *error);
+
+/**
+ * Calls sink->close. @param digester  has hashed the bytes of the chunk. Not used without
+ * sink->verify.
+ */
+wherry_status wh_sink_close(const wh_sink *sink, wh_landing *landing, const wh_digester *digester,
+                            const wherry_digest *claimed, wherry_error *error);
 
 /* ---- the site ---- */
 

@@ -19,13 +19,8 @@ extern const wh_lane_ops wh_lane_ring;
 /** Uses the put and get operations of the group. */
 extern const wh_lane_ops wh_lane_blocks;
 
-/** Uses UCX, loaded at run time. A build without UCX's headers has wh_lane_ucx_absent instead. */
-extern const wh_lane_ops wh_lane_ucx_absent;
-#ifdef WH_HAVE_UCX
+/** Uses UCX, loaded at run time. */
 extern const wh_lane_ops wh_lane_ucx;
-#else
-#define wh_lane_ucx wh_lane_ucx_absent
-#endif
 
 /** Uses socket connections that the group opens. */
 extern const wh_lane_ops wh_lane_stream;

@@ -1,5 +1,5 @@
 /**
- * @file cbor.h  Reading and writing CBOR items one by one. Only cbor.c uses libcbor.
+ * @file cbor.h  Reading and writing CBOR items one by one.
  *
  * The reader accepts only the restricted form of docs/wire-format.md: shortest heads, definite
  * lengths, and the types that occur. Each error about the input contains the offset of the bad
@@ -15,6 +15,7 @@
 #include <wherry/base.h>
 
 #include "base/bytes.h"
+#include "base/text.h"
 
 /** Major types of CBOR. */
 enum {
@@ -23,10 +24,17 @@ enum {
     WH_MAJOR_BYTES = 2,
     WH_MAJOR_TEXT = 3,
     WH_MAJOR_ARRAY = 4,
+    WH_MAJOR_MAP = 5,
+    WH_MAJOR_TAG = 6,
     WH_MAJOR_SIMPLE = 7,
 };
 
-enum { WH_SIMPLE_NULL = 22 };
+/**
+ * The low five bits of a head. A smaller value is the number itself; 28 to 30 are not used.
+ */
+enum { WH_FORM_U8 = 24, WH_FORM_U16 = 25, WH_FORM_U32 = 26, WH_FORM_U64 = 27, WH_FORM_INDEFINITE = 31 };
+
+enum { WH_SIMPLE_FALSE = 20, WH_SIMPLE_TRUE = 21, WH_SIMPLE_NULL = 22 };
 
 enum { WH_TAG_POSITIVE = 2, WH_TAG_NEGATIVE = 3 };
 
@@ -36,11 +44,9 @@ typedef enum wh_item_type {
     WH_ITEM_BYTES = WH_MAJOR_BYTES,   /**< `bytes` has `number` bytes */
     WH_ITEM_TEXT = WH_MAJOR_TEXT,     /**< `bytes` has `number` bytes, not yet checked for UTF-8 */
     WH_ITEM_ARRAY = WH_MAJOR_ARRAY,   /**< `number` items follow */
-    WH_ITEM_TAG,                      /**< `number` is the tag of the next item */
+    WH_ITEM_TAG = WH_MAJOR_TAG,       /**< `number` is the tag of the next item */
     WH_ITEM_BOOL,                     /**< `number` is 0 or 1 */
     WH_ITEM_NULL,
-    WH_ITEM_OTHER,      /**< Any other type; never returned. */
-    WH_ITEM_INDEFINITE, /**< An indefinite length; never returned. */
 } wh_item_type;
 
 typedef struct wh_item {
@@ -72,28 +78,28 @@ static inline size_t wh_reader_left(const wh_cbor_reader *reader) {
 static inline size_t wh_peek_head(const wh_cbor_reader *reader, unsigned *major_p, uint64_t *number_p) {
     const unsigned char *head = reader->bytes + reader->at;
     size_t left = wh_reader_left(reader);
-    unsigned form = left ? *head & 0x1F : 31;
+    unsigned form = left ? *head & 0x1F : WH_FORM_INDEFINITE;
     *major_p = left ? *head >> 5 : WH_MAJOR_SIMPLE;
     *number_p = form;
-    if (form < 24) {
+    if (form < WH_FORM_U8) {
         return 1;
     }
-    if (form == 24 && left >= 2) {
+    if (form == WH_FORM_U8 && left >= 2) {
         *number_p = head[1];
-        return head[1] >= 24 ? 2 : 0;
+        return head[1] >= WH_FORM_U8 ? 2 : 0;
     }
-    if (form == 25 && left >= 3) {
+    if (form == WH_FORM_U16 && left >= 3) {
         *number_p = (uint64_t)head[1] << 8 | head[2];
         return *number_p > UINT8_MAX ? 3 : 0;
     }
-    if (form == 26 && left >= 5) {
+    if (form == WH_FORM_U32 && left >= 5) {
         *number_p = wh_load_be32(head + 1);
         return *number_p > UINT16_MAX ? 5 : 0;
     }
     return 0;
 }
 
-/** Like wh_read_item, but slower: it uses libcbor for every item. */
+/** Like wh_read_item, for any item, but slower. */
 wherry_status wh_read_any_item(wh_cbor_reader *reader, wh_item *item);
 
 /** Reads the next item. For an array or a tag, it reads only the head. */
@@ -119,6 +125,9 @@ static inline wherry_status wh_read_item(wh_cbor_reader *reader, wh_item *item) 
 /** Fails with an error that contains the offset of the item that was read last. */
 wherry_status wh_read_fault(const wh_cbor_reader *reader, wherry_status status, const char *format, ...)
     WHERRY_PRINTF(3, 4);
+#ifdef __clang_analyzer__ /* The same as in base/error.h. */
+#define wh_read_fault(reader, status, ...) ((wh_read_fault)(reader, status, __VA_ARGS__), (status))
+#endif
 
 /**
  * Reads an item of the given type. Any other type is WHERRY_MALFORMED. `wanted` names the item in
@@ -165,44 +174,30 @@ wherry_status wh_read_text(wh_cbor_reader *reader, const char *wanted, wh_item *
 /** Reads a text without zero bytes and copies it. The caller frees the copy with wh_free. */
 wherry_status wh_read_name(wh_cbor_reader *reader, const char *wanted, char **name_p);
 
-/**
- * Writes CBOR items to memory. Initialize it with {0}. If an allocation fails, `failed` is set, and
- * the output is incomplete.
- */
-typedef struct wh_writer {
-    unsigned char *bytes;
-    size_t size;
-    size_t capacity;
-    bool failed;
-} wh_writer;
-
-/** Reserves room for the expected total size. */
-void wh_writer_reserve(wh_writer *writer, size_t size);
-
 /** The maximum length of a head in bytes: one byte, followed by a number of eight bytes. */
 enum { WH_HEAD_MAX = 9 };
 
-/** Writes a head of any length, with libcbor. @return the position after the head. */
+/** Writes a head whose number needs four or eight bytes. @return the position after the head. */
 unsigned char *wh_put_long_head(unsigned char *at, unsigned major, uint64_t number);
 
 /**
  * Writes the head of an item. There must be room for WH_HEAD_MAX bytes. To write many heads
- * quickly, reserve room for all of them with one call of wh_writer_room.
+ * quickly, make room for all of them with one call of wh_string_room.
  * @param major  the major type.
  * @return the position after the head.
  */
 static inline unsigned char *wh_put_head(unsigned char *at, unsigned major, uint64_t number) {
-    if (number < 24) {
+    if (number < WH_FORM_U8) {
         at[0] = (unsigned char)(major << 5 | number);
         return at + 1;
     }
     if (number <= UINT8_MAX) {
-        at[0] = (unsigned char)(major << 5 | 24);
+        at[0] = (unsigned char)(major << 5 | WH_FORM_U8);
         at[1] = (unsigned char)number;
         return at + 2;
     }
     if (number <= UINT16_MAX) {
-        at[0] = (unsigned char)(major << 5 | 25);
+        at[0] = (unsigned char)(major << 5 | WH_FORM_U16);
         at[1] = (unsigned char)(number >> 8);
         at[2] = (unsigned char)number;
         return at + 3;
@@ -231,47 +226,41 @@ static inline unsigned char *wh_put_ints(unsigned char *at, const int64_t *numbe
     return at;
 }
 
+/** wh_string_room for unsigned bytes. */
+static inline unsigned char *wh_room_for_items(wh_string *out, size_t more) {
+    return (unsigned char *)wh_string_room(out, more);
+}
+
 /**
- * Reserves room for `more` bytes at the end. @return the start of the reserved bytes; NULL if out
- * of memory.
+ * Ends a write to the room that wh_room_for_items returned. The bytes before `at` become part of
+ * the output. Does nothing if at is NULL.
  */
-unsigned char *wh_writer_room(wh_writer *writer, size_t more);
-
-/**
- * Ends a write to the bytes that wh_writer_room reserved. The bytes before `at` become part of the
- * output. Does nothing if at is NULL.
- */
-static inline void wh_writer_take(wh_writer *writer, const unsigned char *at) {
-    writer->size = at ? (size_t)(at - writer->bytes) : writer->size;
+static inline void wh_items_end(wh_string *out, const unsigned char *at) {
+    out->size = at ? (size_t)(at - (unsigned char *)out->bytes) : out->size;
 }
 
-static inline void wh_write_head(wh_writer *writer, unsigned major, uint64_t number) {
-    unsigned char *at = wh_writer_room(writer, WH_HEAD_MAX);
-    wh_writer_take(writer, at ? wh_put_head(at, major, number) : NULL);
+static inline void wh_write_head(wh_string *out, unsigned major, uint64_t number) {
+    unsigned char *at = wh_room_for_items(out, WH_HEAD_MAX);
+    wh_items_end(out, at ? wh_put_head(at, major, number) : NULL);
 }
 
-static inline void wh_write_int(wh_writer *writer, int64_t number) {
-    unsigned char *at = wh_writer_room(writer, WH_HEAD_MAX);
-    wh_writer_take(writer, at ? wh_put_int(at, number) : NULL);
+static inline void wh_write_int(wh_string *out, int64_t number) {
+    unsigned char *at = wh_room_for_items(out, WH_HEAD_MAX);
+    wh_items_end(out, at ? wh_put_int(at, number) : NULL);
 }
 
-static inline void wh_write_array(wh_writer *writer, uint64_t count) {
-    wh_write_head(writer, WH_MAJOR_ARRAY, count);
+static inline void wh_write_array(wh_string *out, uint64_t count) {
+    wh_write_head(out, WH_MAJOR_ARRAY, count);
 }
 
-static inline void wh_write_null(wh_writer *writer) {
-    wh_write_head(writer, WH_MAJOR_SIMPLE, WH_SIMPLE_NULL);
+static inline void wh_write_null(wh_string *out) {
+    wh_write_head(out, WH_MAJOR_SIMPLE, WH_SIMPLE_NULL);
 }
 
-void wh_write_bool(wh_writer *writer, bool content);
-void wh_write_tag(wh_writer *writer, uint64_t tag);
-void wh_write_bytes(wh_writer *writer, const void *bytes, size_t size);
-/** Appends items that another writer has written. */
-void wh_write_items(wh_writer *writer, const void *items, size_t size);
-
-void wh_write_text(wh_writer *writer, const char *text, size_t size);
+void wh_write_bytes(wh_string *out, const void *bytes, size_t size);
+void wh_write_text(wh_string *out, const char *text, size_t size);
 
 /** Writes an array of integers. */
-void wh_write_ints(wh_writer *writer, const int64_t *numbers, size_t count);
+void wh_write_ints(wh_string *out, const int64_t *numbers, size_t count);
 
 #endif

@@ -128,7 +128,7 @@ static wherry_status read_extent(wh_decoder *d, uint64_t nbytes, wh_extent *exte
 /** Adds an extent to the space. Fails if the sum of all extents is above the limit. */
 static wherry_status add_extent(wh_decoder *d, const wherry_extent *extent) {
     wh_space *space = &d->prepared->space;
-    wherry_extent kept = *extent;
+    wherry_extent kept;
     uint64_t bytes = extent->length;
     bool fits = true;
     for (uint32_t i = 0; i < extent->level_count; i++) {
@@ -138,16 +138,9 @@ static wherry_status add_extent(wh_decoder *d, const wherry_extent *extent) {
         return wh_read_fault(&d->in, WHERRY_LIMIT, "the extents add up to more than %llu bytes",
                              (unsigned long long)d->limits.total_bytes);
     }
-    if (extent->level_count) {
-        wherry_level *levels = wh_alloc_array(extent->level_count, sizeof(*levels));
-        if (!levels) {
-            return wh_fail_memory(d->in.error, "an extent");
-        }
-        memcpy(levels, extent->levels, extent->level_count * sizeof(*levels));
-        kept.levels = levels;
-    }
+    WH_TRY_ALLOC(wh_extent_copy(extent, &kept), d->in.error, "an extent");
     if (!wh_space_add_extent(space, &kept)) {
-        wh_free((void *)(kept.level_count ? kept.levels : NULL));
+        wh_free((void *)kept.levels);
         return wh_fail_memory(d->in.error, "an extent");
     }
     return WHERRY_OK;
@@ -334,17 +327,14 @@ static wherry_status read_tables(wh_decoder *d) {
     WH_TRY(wh_read_int(&d->in, -1, "the rank", &prepared->rank));
     WH_TRY(wh_read_array(&d->in, "the storages", &count));
     size_t likely = wh_min(count, wh_reader_left(&d->in) / STORAGE_BYTES);
-    if (!wh_space_reserve(&prepared->space, likely) ||
-        !WH_RESERVE(prepared->storages, prepared->storage_capacity, likely) ||
-        !WH_RESERVE(prepared->tensor_storages, prepared->tensor_storage_capacity, likely)) {
-        return wh_fail_memory(d->in.error, "the storages of a manifest");
-    }
+    WH_TRY_ALLOC(wh_space_reserve(&prepared->space, likely) &&
+                     WH_RESERVE(prepared->storages, prepared->storage_capacity, likely) &&
+                     WH_RESERVE(prepared->tensor_storages, prepared->tensor_storage_capacity, likely),
+                 d->in.error, "the storages of a manifest");
     for (uint64_t i = 0; i < count; i++) {
         WH_TRY(read_storage(d));
     }
-    if (!wh_prepared_divide(prepared)) {
-        return wh_fail_memory(d->in.error, "the storages of a manifest");
-    }
+    WH_TRY_ALLOC(wh_prepared_divide(prepared), d->in.error, "the storages of a manifest");
     WH_TRY(wh_read_array(&d->in, "the meshes", &count));
     return read_meshes(d, count);
 }
@@ -385,9 +375,7 @@ wherry_status wherry_manifest_decode(const void *bytes, size_t size, const wherr
     }
     d.in.string_bytes = d.limits.string_bytes;
     d.prepared = wh_prepared_new(0, -1);
-    if (!d.prepared) {
-        return wh_fail_memory(error, "a manifest");
-    }
+    WH_TRY_ALLOC(d.prepared, error, "a manifest");
     d.prepared->owns_storages = true;
     wherry_status status = wh_pool_reserve(&d.pool, size < SIZE_MAX / VALUE_BYTES ? size * VALUE_BYTES : size)
                                ? read_manifest(&d)

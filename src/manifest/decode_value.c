@@ -92,9 +92,7 @@ static wherry_status read_tensor(wh_decoder *d, wherry_value **value_p) {
     WH_TRY(wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a tensor", shape, &tensor.ndim));
     WH_TRY(read_strides(d, tensor.ndim, shape, strides));
     tensor.storage = d->prepared->storages[storage];
-    if (!wh_prepared_add_tensor(d->prepared, &tensor, storage)) {
-        return wh_fail_memory(d->in.error, "a tensor");
-    }
+    WH_TRY_ALLOC(wh_prepared_add_tensor(d->prepared, &tensor, storage), d->in.error, "a tensor");
     return wh_decode_created(d, wh_tensor_build(&d->pool, &tensor, WHERRY_OUT_OF_BOUNDS, value_p, d->in.error));
 }
 
@@ -186,12 +184,8 @@ static wherry_status read_dtensor(wh_decoder *decoder, wherry_value **value_p) {
         dtensor.mesh = decoder->prepared->meshes[mesh];
         status = read_placements(decoder, dtensor.mesh, placements, texts);
     }
-    if (status == WHERRY_OK) {
-        status = read_global(decoder, &dtensor, shape, strides);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_decode_created(decoder, wherry_dtensor_create(&dtensor, value_p, decoder->in.error));
-    }
+    WH_THEN(status, read_global(decoder, &dtensor, shape, strides));
+    WH_THEN(status, wh_decode_created(decoder, wherry_dtensor_create(&dtensor, value_p, decoder->in.error)));
     if (status != WHERRY_OK) {
         wherry_value_destroy(dtensor.local);
     }
@@ -253,9 +247,7 @@ static wherry_status read_infos(wh_decoder *d, const wherry_sharded *sharded, co
     WH_TRY(read_box_count(d, sharded->ndim, wanted, count_p));
     *infos_p = wh_alloc_array(*count_p, sizeof(**infos_p));
     *numbers_p = wh_alloc_array(*count_p, 2 * sizeof(**numbers_p) * sharded->ndim);
-    if (!*infos_p || !*numbers_p) {
-        return wh_fail_memory(d->in.error, wanted);
-    }
+    WH_TRY_ALLOC(*infos_p && *numbers_p, d->in.error, wanted);
     for (uint32_t i = 0; i < *count_p; i++) {
         WH_TRY(wh_read_array_of(&d->in, WH_INFO_ITEMS, "the info of a shard"));
         int64_t *numbers = *numbers_p + 2 * (size_t)i * sharded->ndim;
@@ -286,9 +278,7 @@ static wherry_status read_shards(wh_decoder *d, sharded_parts *parts) {
     WH_TRY(read_box_count(d, ndim, "the local shards", &count));
     parts->shards = wh_alloc_array(count, sizeof(*parts->shards));
     parts->shard_numbers = wh_alloc_array(count, 2 * sizeof(*parts->shard_numbers) * ndim);
-    if (!parts->shards || !parts->shard_numbers) {
-        return wh_fail_memory(d->in.error, "the shards of a sharded tensor");
-    }
+    WH_TRY_ALLOC(parts->shards && parts->shard_numbers, d->in.error, "the shards of a sharded tensor");
     parts->sharded.shards = parts->shards;
     for (uint32_t i = 0; i < count; i++) {
         wherry_shard *shard = parts->shards + i;
@@ -306,9 +296,7 @@ static wherry_status read_places(wh_decoder *d, sharded_parts *parts) {
     WH_TRY(wh_read_int(&d->in, INT64_MIN, "the dimension of a sharding", &sharding->dim));
     WH_TRY(wh_read_array(&d->in, "the places of a sharding", &count));
     parts->places = count <= UINT32_MAX ? wh_alloc_array(count, sizeof(*parts->places)) : NULL;
-    if (!parts->places) {
-        return wh_fail_memory(d->in.error, "the places of a sharding");
-    }
+    WH_TRY_ALLOC(parts->places, d->in.error, "the places of a sharding");
     for (uint64_t i = 0; i < count; i++) {
         WH_TRY(wh_read_array_of(&d->in, WH_PLACE_ITEMS, "a place"));
         WH_TRY(read_place(d, parts->places + i));
@@ -369,9 +357,7 @@ static wherry_status read_sharded_fields(wh_decoder *d, sharded_parts *parts) {
 static wherry_status read_sharded(wh_decoder *decoder, wherry_value **value_p) {
     sharded_parts parts = {0};
     wherry_status status = read_sharded_fields(decoder, &parts);
-    if (status == WHERRY_OK) {
-        status = wh_decode_created(decoder, wherry_sharded_create(&parts.sharded, value_p, decoder->in.error));
-    }
+    WH_THEN(status, wh_decode_created(decoder, wherry_sharded_create(&parts.sharded, value_p, decoder->in.error)));
     for (uint32_t i = 0; i < parts.sharded.shard_count && status != WHERRY_OK; i++) {
         wherry_value_destroy(parts.shards[i].tensor);
     }
@@ -428,9 +414,7 @@ static wherry_status read_bigint(wh_decoder *d, uint64_t tag, wherry_value **val
         return wherry_bigint_create(false, item.bytes, item.number, value_p, d->in.error);
     }
     uint8_t *magnitude = wh_alloc(item.number + 1);
-    if (!magnitude) {
-        return wh_fail_memory(d->in.error, "a big integer");
-    }
+    WH_TRY_ALLOC(magnitude, d->in.error, "a big integer");
     magnitude[0] = 0;
     memcpy(magnitude + 1, item.bytes, item.number);
     size_t at = item.number;
@@ -472,9 +456,7 @@ static wherry_status read_entry(wh_decoder *d, uint32_t depth, wherry_value *dic
     } else {
         status = wh_decode_value(d, depth, &item);
     }
-    if (status == WHERRY_OK) {
-        status = wh_dict_add(dict, key, hash, item, d->in.error);
-    }
+    WH_THEN(status, wh_dict_add(dict, key, hash, item, d->in.error));
     if (status != WHERRY_OK) {
         wherry_value_destroy(item);
         wherry_value_destroy(key);
@@ -524,12 +506,8 @@ static wherry_status read_object(wh_decoder *d, uint32_t depth, wherry_value **v
     if (status == WHERRY_OK && !*name) {
         status = wh_read_fault(&d->in, WHERRY_MALFORMED, "an object has no type name");
     }
-    if (status == WHERRY_OK) {
-        status = wh_decode_value(d, depth, &payload);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_decode_created(d, wherry_object_create(name, payload, value_p, d->in.error));
-    }
+    WH_THEN(status, wh_decode_value(d, depth, &payload));
+    WH_THEN(status, wh_decode_created(d, wherry_object_create(name, payload, value_p, d->in.error)));
     if (status != WHERRY_OK) {
         wherry_value_destroy(payload);
     }

@@ -25,18 +25,18 @@
 enum { BYTES = 4096, BYTES_PER_STORAGE = 12, BYTES_PER_TENSOR = 60 };
 
 typedef struct encoder {
-    wh_writer out;
+    wh_string out;
     const wherry_prepared *prepared;
     wh_preparing *preparing; /**< NULL if the state is already prepared. */
     size_t tensor;           /**< The number of the next tensor. */
     size_t dtensor;          /**< The number of the next DTensor. */
 } encoder;
 
-static void write_string(wh_writer *out, const char *text) {
+static void write_string(wh_string *out, const char *text) {
     wh_write_text(out, text, strlen(text));
 }
 
-static void write_extent(wh_writer *out, const wherry_extent *extent) {
+static void write_extent(wh_string *out, const wherry_extent *extent) {
     wh_write_array(out, extent->level_count ? 3 : 2);
     wh_write_int(out, (int64_t)extent->offset);
     wh_write_int(out, (int64_t)extent->length);
@@ -54,29 +54,29 @@ static unsigned char *put_device(unsigned char *at, wherry_device device) {
     return wh_put_int(at, device.index < 0 ? -1 : device.index);
 }
 
-static void write_device(wh_writer *out, wherry_device device) {
-    unsigned char *at = wh_writer_room(out, 2 * WH_HEAD_MAX);
-    wh_writer_take(out, at ? put_device(at, device) : NULL);
+static void write_device(wh_string *out, wherry_device device) {
+    unsigned char *at = wh_room_for_items(out, 2 * WH_HEAD_MAX);
+    wh_items_end(out, at ? put_device(at, device) : NULL);
 }
 
-static void write_storage(wh_writer *out, const wherry_prepared *prepared, size_t number) {
+static void write_storage(wh_string *out, const wherry_prepared *prepared, size_t number) {
     const wh_storage_fields *fields = prepared->storage_fields + number;
     size_t count;
     const wherry_extent *extents = wh_space_extents(&prepared->space, number, &count);
     bool whole = wh_extents_are_whole(extents, count, fields->nbytes);
-    unsigned char *at = wh_writer_room(out, 5 * WH_HEAD_MAX);
+    unsigned char *at = wh_room_for_items(out, 5 * WH_HEAD_MAX);
     if (at) {
         at = wh_put_array(at, 4);
         at = wh_put_int(at, (int64_t)fields->nbytes);
         at = put_device(at, fields->device);
-        wh_writer_take(out, whole ? wh_put_null(at) : wh_put_array(at, count));
+        wh_items_end(out, whole ? wh_put_null(at) : wh_put_array(at, count));
     }
     for (size_t i = 0; i < count && !whole; i++) {
         write_extent(out, extents + i);
     }
 }
 
-static void write_mesh(wh_writer *out, const wherry_mesh_info *mesh) {
+static void write_mesh(wh_string *out, const wherry_mesh_info *mesh) {
     size_t ranks = 1;
     for (uint32_t i = 0; i < mesh->ndim; i++) {
         ranks *= (size_t)mesh->shape[i];
@@ -105,14 +105,14 @@ static unsigned char *put_shape(unsigned char *at, uint32_t ndim, const int64_t 
     return wh_strides_are_contiguous(ndim, shape, strides) ? wh_put_null(at) : wh_put_ints(at, strides, ndim);
 }
 
-static void write_shape(wh_writer *out, uint32_t ndim, const int64_t *shape, const int64_t *strides) {
-    unsigned char *at = wh_writer_room(out, heads_of_shape(ndim) * WH_HEAD_MAX);
-    wh_writer_take(out, at ? put_shape(at, ndim, shape, strides) : NULL);
+static void write_shape(wh_string *out, uint32_t ndim, const int64_t *shape, const int64_t *strides) {
+    unsigned char *at = wh_room_for_items(out, heads_of_shape(ndim) * WH_HEAD_MAX);
+    wh_items_end(out, at ? put_shape(at, ndim, shape, strides) : NULL);
 }
 
 static void write_tensor(encoder *e, const wherry_tensor *tensor) {
     uint32_t place = e->prepared->tensor_storages[e->tensor++];
-    unsigned char *at = wh_writer_room(&e->out, (WH_TENSOR_ITEMS + heads_of_shape(tensor->ndim)) * WH_HEAD_MAX);
+    unsigned char *at = wh_room_for_items(&e->out, (WH_TENSOR_ITEMS + heads_of_shape(tensor->ndim)) * WH_HEAD_MAX);
     if (at) {
         at = wh_put_array(at, WH_TENSOR_ITEMS);
         at = wh_put_int(at, WHERRY_KIND_TENSOR);
@@ -120,11 +120,11 @@ static void write_tensor(encoder *e, const wherry_tensor *tensor) {
         at = wh_put_int(at, tensor->dtype);
         at = wh_put_int(at, tensor->flags);
         at = wh_put_int(at, tensor->offset);
-        wh_writer_take(&e->out, put_shape(at, tensor->ndim, tensor->shape, tensor->strides));
+        wh_items_end(&e->out, put_shape(at, tensor->ndim, tensor->shape, tensor->strides));
     }
 }
 
-static void write_placement(wh_writer *out, const wherry_placement *placement) {
+static void write_placement(wh_string *out, const wherry_placement *placement) {
     bool replicate = placement->kind == WHERRY_REPLICATE;
     bool strided = placement->kind == WHERRY_STRIDED_SHARD;
     wh_write_array(out, replicate ? 1 : strided ? 3 : 2);
@@ -154,19 +154,19 @@ static void write_dtensor(encoder *e, const wherry_dtensor *dtensor) {
     write_tensor(e, wherry_tensor_get(dtensor->local));
 }
 
-static void write_place(wh_writer *out, const wherry_shard_place *place) {
+static void write_place(wh_string *out, const wherry_shard_place *place) {
     wh_write_int(out, place->rank);
     write_device(out, place->device);
 }
 
 /** Writes the info of a shard. It is also the first part of a local shard, before its tensor. */
-static void write_info(wh_writer *out, const wherry_shard_info *info, uint32_t ndim) {
+static void write_info(wh_string *out, const wherry_shard_info *info, uint32_t ndim) {
     wh_write_ints(out, info->offsets, ndim);
     wh_write_ints(out, info->sizes, ndim);
     write_place(out, &info->place);
 }
 
-static void write_infos(wh_writer *out, const wherry_shard_info *infos, uint32_t count, uint32_t ndim) {
+static void write_infos(wh_string *out, const wherry_shard_info *infos, uint32_t count, uint32_t ndim) {
     wh_write_array(out, count);
     for (uint32_t i = 0; i < count; i++) {
         wh_write_array(out, WH_INFO_ITEMS);
@@ -174,7 +174,7 @@ static void write_infos(wh_writer *out, const wherry_shard_info *infos, uint32_t
     }
 }
 
-static void write_sharding(wh_writer *out, const wherry_sharding *sharding, uint32_t ndim) {
+static void write_sharding(wh_string *out, const wherry_sharding *sharding, uint32_t ndim) {
     if (sharding->kind == WHERRY_SHARDING_NONE) {
         wh_write_null(out);
     } else if (sharding->kind == WHERRY_SHARDING_CHUNK) {
@@ -211,7 +211,7 @@ static void write_sharded(encoder *e, const wherry_sharded *sharded) {
     write_sharding(&e->out, &sharded->sharding, sharded->ndim);
 }
 
-static void write_doubles(wh_writer *out, wherry_kind kind, const double *numbers, size_t count) {
+static void write_doubles(wh_string *out, wherry_kind kind, const double *numbers, size_t count) {
     uint8_t bytes[16];
     for (size_t i = 0; i < count; i++) {
         wh_store_be64(bytes + 8 * i, wh_double_bits(numbers[i]));
@@ -225,13 +225,13 @@ static void write_doubles(wh_writer *out, wherry_kind kind, const double *number
  * Writes a big integer as a tag and the bytes of an unsigned number n. With tag 2 the value is n.
  * With tag 3 the value is -1-n, so n is the magnitude of the negative integer minus one.
  */
-static void write_bigint(wh_writer *out, const wh_text *text) {
-    wh_write_tag(out, text->negative ? WH_TAG_NEGATIVE : WH_TAG_POSITIVE);
+static void write_bigint(wh_string *out, const wh_content *text) {
+    wh_write_head(out, WH_MAJOR_TAG, text->negative ? WH_TAG_NEGATIVE : WH_TAG_POSITIVE);
     if (!text->negative) {
         wh_write_bytes(out, text->bytes, text->size);
         return;
     }
-    char *less = wh_copy_text(text->bytes, text->size);
+    char *less = wh_text_copy(text->bytes, text->size);
     if (!less) {
         out->failed = true;
         return;
@@ -287,13 +287,13 @@ static void write_tensors(encoder *e, const wherry_value *leaf) {
 }
 
 static void write_value(encoder *e, const wherry_value *value) {
-    const wh_text *text = &value->as.text;
+    const wh_content *text = &value->as.text;
     switch (wherry_value_kind(value)) {
     case WHERRY_KIND_NONE:
         wh_write_null(&e->out);
         break;
     case WHERRY_KIND_BOOL:
-        wh_write_bool(&e->out, value->as.boolean);
+        wh_write_head(&e->out, WH_MAJOR_SIMPLE, value->as.boolean ? WH_SIMPLE_TRUE : WH_SIMPLE_FALSE);
         break;
     case WHERRY_KIND_INT:
         wh_write_int(&e->out, value->as.integer);
@@ -333,7 +333,7 @@ static void write_value(encoder *e, const wherry_value *value) {
 }
 
 /** Writes everything that comes before the tree. */
-static void write_head(wh_writer *out, const wherry_prepared *prepared) {
+static void write_head(wh_string *out, const wherry_prepared *prepared) {
     wh_write_array(out, WH_MANIFEST_ITEMS);
     write_string(out, WH_MANIFEST_MAGIC);
     wh_write_int(out, WHERRY_MANIFEST_VERSION);
@@ -349,7 +349,7 @@ static void write_head(wh_writer *out, const wherry_prepared *prepared) {
     }
 }
 
-static wherry_status hand_over(wh_writer *out, void **bytes_p, size_t *size_p, wherry_error *error) {
+static wherry_status hand_over(wh_string *out, void **bytes_p, size_t *size_p, wherry_error *error) {
     if (out->failed) {
         wh_free(out->bytes);
         return wh_fail_memory(error, "a manifest");
@@ -367,8 +367,8 @@ wherry_status wherry_manifest_encode(const wherry_prepared *prepared, void **byt
                        "in place; encode the prepared state before you create a plan");
     }
     encoder e = {.prepared = prepared};
-    wh_writer_reserve(&e.out,
-                      BYTES + BYTES_PER_STORAGE * prepared->storage_count + BYTES_PER_TENSOR * prepared->tensor_count);
+    wh_string_room(&e.out,
+                   BYTES + BYTES_PER_STORAGE * prepared->storage_count + BYTES_PER_TENSOR * prepared->tensor_count);
     write_head(&e.out, prepared);
     write_value(&e, prepared->state);
     return hand_over(&e.out, bytes_p, size_p, error);
@@ -384,14 +384,14 @@ wherry_status wh_manifest_prepare(const wherry_value *state, const wherry_prepar
     wherry_prepared *prepared = NULL;
     WH_TRY(wh_preparing_begin(&preparing, state, options, error));
     encoder e = {.prepared = preparing.prepared, .preparing = &preparing};
-    wh_writer whole = {0};
-    wh_writer_reserve(&e.out, BYTES + BYTES_PER_TENSOR * preparing.expected);
+    wh_string whole = {0};
+    wh_string_room(&e.out, BYTES + BYTES_PER_TENSOR * preparing.expected);
     write_value(&e, state);
     wherry_status status = wh_preparing_end(&preparing, &prepared, error);
     if (status == WHERRY_OK) {
-        wh_writer_reserve(&whole, BYTES + BYTES_PER_STORAGE * prepared->storage_count + e.out.size);
+        wh_string_room(&whole, BYTES + BYTES_PER_STORAGE * prepared->storage_count + e.out.size);
         write_head(&whole, prepared);
-        wh_write_items(&whole, e.out.bytes, e.out.size);
+        wh_string_append(&whole, e.out.bytes, e.out.size);
         whole.failed = whole.failed || e.out.failed;
         status = hand_over(&whole, bytes_p, size_p, error);
     }

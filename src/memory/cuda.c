@@ -67,9 +67,7 @@ static void find(void) {
     wh_fork_lock_take(&fork_watch);
     wh_fork_lock_give(&fork_watch);
     int result = loaded.init(0);
-    if (result == WH_CU_OK) {
-        result = loaded.device_count(&device_count);
-    }
+    WH_CU_THEN(result, loaded.device_count(&device_count));
     if (result != WH_CU_OK || device_count == 0) {
         wh_cuda_fail(&reason, result != WH_CU_OK ? result : WH_CU_NO_DEVICE, "CUDA finds no usable device");
         reason.status = WHERRY_UNSUPPORTED;
@@ -122,9 +120,7 @@ static wh_cu_context context_of(int32_t device, wherry_error *error) {
     pthread_mutex_lock(&contexts_lock);
     if (!contexts[device]) {
         result = loaded.device_get(&handle, device);
-        if (result == WH_CU_OK) {
-            result = loaded.context_retain(contexts + device, handle);
-        }
+        WH_CU_THEN(result, loaded.context_retain(contexts + device, handle));
         if (result != WH_CU_OK) {
             contexts[device] = NULL;
             wh_cuda_fail(error, result, "cannot use the CUDA device");
@@ -195,9 +191,7 @@ wherry_status wh_cuda_uuid(int32_t device, uint8_t uuid[WH_CUDA_UUID_BYTES], whe
         return WHERRY_UNSUPPORTED;
     }
     int result = driver->device_get(&handle, device);
-    if (result == WH_CU_OK) {
-        result = driver->device_uuid(uuid, handle);
-    }
+    WH_CU_THEN(result, driver->device_uuid(uuid, handle));
     return result == WH_CU_OK ? WHERRY_OK : wh_cuda_fail(error, result, "cannot read the UUID of the CUDA device");
 }
 
@@ -262,9 +256,7 @@ static wherry_status await_given(wh_cu_stream stream, const wh_stop *stop, wh_de
         return WHERRY_UNSUPPORTED;
     }
     int result = driver->stream_context(stream, &context);
-    if (result == WH_CU_OK) {
-        result = driver->context_push(context);
-    }
+    WH_CU_THEN(result, driver->context_push(context));
     if (result != WH_CU_OK) {
         return wh_cuda_fail(error, result, "the stream passed by the caller is not a CUDA stream");
     }
@@ -303,12 +295,8 @@ static wherry_status copy_now(int32_t device, void *to, const void *from, uint64
     WH_TRY(wh_cuda_queue_create(device, &queue, error));
     wherry_status status = from ? wh_cuda_queue_copy(queue, WH_CUDA_WITH_PAGEABLE, &run, 1, error)
                                 : wh_cuda_queue_clear(queue, to, nbytes, error);
-    if (status == WHERRY_OK) {
-        status = wh_cuda_queue_mark(queue, &ticket, error);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_cuda_queue_wait(queue, ticket, NULL, wh_deadline_never(), error);
-    }
+    WH_THEN(status, wh_cuda_queue_mark(queue, &ticket, error));
+    WH_THEN(status, wh_cuda_queue_wait(queue, ticket, NULL, wh_deadline_never(), error));
     wh_cuda_queue_destroy(queue);
     return status;
 }

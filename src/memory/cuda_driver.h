@@ -37,6 +37,9 @@ enum {
     WH_CU_BROKEN_LAST = 719,
 };
 
+/** Evaluates `call` and assigns its result to `result`, unless `result` is already an error. */
+#define WH_CU_THEN(result, call) ((void)((result) == WH_CU_OK ? ((result) = (call)) : WH_CU_OK))
+
 /** Constants of the driver. */
 enum {
     WH_CU_EVENT_NO_TIMING = 2,

@@ -67,9 +67,7 @@ static wh_cu_function find_kernel(const wh_cuda_driver *driver, int32_t device) 
     if (!kernel_tried[device] && !(wanted && strcmp(wanted, "0") == 0)) {
         wh_cu_module module;
         int result = driver->module_load(&module, wh_cuda_copy_ptx);
-        if (result == WH_CU_OK) {
-            result = driver->module_function(kernels + device, module, "wherry_copy");
-        }
+        WH_CU_THEN(result, driver->module_function(kernels + device, module, "wherry_copy"));
         if (result != WH_CU_OK) {
             wherry_error error;
             kernels[device] = NULL;
@@ -142,9 +140,7 @@ wherry_status wh_cuda_queue_create(int32_t device, wh_cuda_queue **queue_p, wher
         }
     }
     wh_cuda_leave(driver);
-    if (!queue) {
-        return wh_fail_memory(error, "a queue for copies");
-    }
+    WH_TRY_ALLOC(queue, error, "a queue for copies");
     *queue_p = queue;
     return WHERRY_OK;
 }
@@ -200,9 +196,7 @@ static wherry_status await_old(wh_cuda_queue *queue, const wh_cuda_driver *drive
     wherry_status status = poll_ticket(queue, driver, ticket, &passed, error);
     while (status == WHERRY_OK && !passed) {
         status = wh_cuda_back_off(&backoff, NULL, wh_deadline_never(), "copying", error);
-        if (status == WHERRY_OK) {
-            status = poll_ticket(queue, driver, ticket, &passed, error);
-        }
+        WH_THEN(status, poll_ticket(queue, driver, ticket, &passed, error));
     }
     return status;
 }
@@ -387,9 +381,7 @@ static wherry_status await(wh_cuda_queue *queue, uint64_t ticket, bool busy, con
     wherry_status status = wh_cuda_queue_passed(queue, ticket, &passed, error);
     while (status == WHERRY_OK && !passed) {
         status = wh_cuda_back_off(&backoff, stop, deadline, "copying from or to a CUDA device", error);
-        if (status == WHERRY_OK) {
-            status = wh_cuda_queue_passed(queue, ticket, &passed, error);
-        }
+        WH_THEN(status, wh_cuda_queue_passed(queue, ticket, &passed, error));
     }
     return status;
 }

@@ -2,15 +2,26 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/alloc.h"
+#include "base/checked.h"
 #include "base/error.h"
+#include "base/process.h"
 #include "memory/cuda_driver.h"
 
 _Static_assert((int)WH_CUDA_HANDLE_BYTES == (int)WH_CU_IPC_BYTES, "the driver's handle has the expected size");
 
 enum { READ_WRITE = 3 };
+
+/**
+ * Each mapping of device memory takes a file descriptor while it is offered. All offers together
+ * use at most this part (a third) of the descriptors that the process may have.
+ */
+enum { DESCRIPTORS_SHARE = 3 };
 
 /** Like wh_cuda_fail, but sets the given status. */
 static wherry_status refuse(wherry_error *error, wherry_status status, int result, const char *doing) {
@@ -26,9 +37,7 @@ static wherry_status describe_plain(const wh_cuda_driver *driver, uint64_t addre
     wh_cu_ipc_handle handle;
     size_t size = 0;
     int result = driver->address_range(&allocation->base, &size, address);
-    if (result == WH_CU_OK) {
-        result = driver->ipc_get(&handle, allocation->base);
-    }
+    WH_CU_THEN(result, driver->ipc_get(&handle, allocation->base));
     if (result != WH_CU_OK) {
         return refuse(error, WHERRY_UNSUPPORTED, result, "CUDA cannot share this memory with other processes");
     }
@@ -41,9 +50,7 @@ static wherry_status describe_plain(const wh_cuda_driver *driver, uint64_t addre
 static bool lacks_descriptors(void) {
     int spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
     bool none = spare < 0 && errno == EMFILE;
-    if (spare >= 0) {
-        close(spare);
-    }
+    wh_close(spare);
     return none;
 }
 
@@ -52,12 +59,8 @@ static wherry_status describe_mapped(const wh_cuda_driver *driver, uint64_t addr
     uint64_t handle = 0;
     size_t size = 0;
     int result = driver->pointer_attribute(&allocation->base, WH_CU_POINTER_MAPPING_BASE, address);
-    if (result == WH_CU_OK) {
-        result = driver->pointer_attribute(&size, WH_CU_POINTER_MAPPING_SIZE, address);
-    }
-    if (result == WH_CU_OK) {
-        result = driver->handle_retain(&handle, (void *)(uintptr_t)address);
-    }
+    WH_CU_THEN(result, driver->pointer_attribute(&size, WH_CU_POINTER_MAPPING_SIZE, address));
+    WH_CU_THEN(result, driver->handle_retain(&handle, (void *)(uintptr_t)address));
     if (result == WH_CU_OK) {
         result = driver->handle_export(&allocation->fd, handle, WH_CU_HANDLE_FD, 0);
         driver->handle_release(handle);
@@ -162,7 +165,7 @@ static wherry_status open_mapped(const wh_cuda_driver *driver, const wh_cuda_all
             driver->address_free(address, allocation->size);
         }
     }
-    driver->handle_release(handle); /* the mapping keeps a reference */
+    driver->handle_release(handle); /* The mapping keeps a reference. */
     import->data = (void *)(uintptr_t)address;
     return result == WH_CU_OK ? WHERRY_OK
                               : refuse(error, WHERRY_REFUSED, result, "CUDA cannot map the other process's memory");
@@ -195,4 +198,91 @@ void wh_cuda_close(const wh_cuda_import *import) {
         driver->ipc_close(address);
     }
     wh_cuda_leave(driver);
+}
+
+/* ---- all memory of a state ---- */
+
+/** Descriptors of all offers of this process. */
+static atomic_size_t descriptors;
+
+static wherry_status count_descriptor(wherry_error *error) {
+    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    size_t most = limit.rlim_cur == RLIM_INFINITY ? SIZE_MAX : (size_t)(limit.rlim_cur / DESCRIPTORS_SHARE);
+    if (atomic_fetch_add(&descriptors, 1) < most) {
+        return WHERRY_OK;
+    }
+    atomic_fetch_sub(&descriptors, 1);
+    return wh_fail(error, WHERRY_UNSUPPORTED,
+                   "the state lies in more than %zu mappings (expandable segments), each of which takes a file "
+                   "descriptor while it is sent: allow more by ulimit -n",
+                   most);
+}
+
+static void close_descriptor(const wh_cuda_allocation *one) {
+    if (one->fd >= 0) {
+        close(one->fd);
+        atomic_fetch_sub(&descriptors, 1);
+    }
+}
+
+/** The number of allocations that begin at or before an address, by binary search. */
+static size_t count_before(const wh_shared_memory *shared, uint64_t address) {
+    size_t low = 0;
+    size_t high = shared->count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (shared->items[middle].base <= address) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/** Takes over the file descriptor of the allocation, also on failure. */
+static wherry_status insert(wh_shared_memory *shared, const wh_cuda_allocation *one, wherry_error *error) {
+    wherry_status status = one->fd >= 0 ? count_descriptor(error) : WHERRY_OK;
+    if (status != WHERRY_OK) {
+        close(one->fd);
+        return status;
+    }
+    if (!WH_GROW(shared->items, shared->capacity, shared->count)) {
+        close_descriptor(one);
+        return wh_fail_memory(error, "the allocations of a state");
+    }
+    size_t at = count_before(shared, one->base);
+    memmove(shared->items + at + 1, shared->items + at, (shared->count++ - at) * sizeof(*shared->items));
+    shared->items[at] = *one;
+    return WHERRY_OK;
+}
+
+wherry_status wh_shared_memory_add(wh_shared_memory *shared, const void *data, uint64_t bytes, wherry_error *error) {
+    uint64_t at = (uint64_t)(uintptr_t)data;
+    uint64_t end = at + bytes;
+    wherry_status status = WHERRY_OK;
+    while (at < end && status == WHERRY_OK) {
+        size_t before = count_before(shared, at);
+        const wh_cuda_allocation *known = before ? shared->items + before - 1 : NULL;
+        wh_cuda_allocation found;
+        if (known && at - known->base < known->size) {
+            at = known->base + known->size;
+            continue;
+        }
+        status = wh_cuda_describe((void *)(uintptr_t)at, &found, error);
+        if (status == WHERRY_OK) {
+            status = insert(shared, &found, error);
+            at = found.base + found.size;
+        }
+    }
+    return status;
+}
+
+void wh_shared_memory_destroy(wh_shared_memory *shared) {
+    for (size_t i = 0; i < shared->count; i++) {
+        close_descriptor(shared->items + i);
+    }
+    wh_free(shared->items);
+    *shared = (wh_shared_memory){0};
 }

@@ -10,6 +10,7 @@
 #define WH_MEMORY_CUDA_SHARE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "memory/cuda.h"
@@ -35,6 +36,28 @@ typedef struct wh_cuda_allocation {
  * WHERRY_SYSTEM.
  */
 wherry_status wh_cuda_describe(const void *data, wh_cuda_allocation *allocation_p, wherry_error *error);
+
+/** The device memory of a state, described so that other processes can open it. Starts as {0}. */
+typedef struct wh_shared_memory {
+    wh_cuda_allocation *items; /**< Sorted by address, without overlaps. */
+    size_t count;
+    size_t capacity;
+    bool keeps; /**< The source has promised to keep the memory allocated. */
+    /**
+     * If `items` is empty, the reason. The status WHERRY_OK means that the state has no device
+     * memory.
+     */
+    wherry_error reason;
+} wh_shared_memory;
+
+/**
+ * Adds the allocations of a range of device memory: one, or several mappings.
+ * @return as wh_cuda_describe; WHERRY_UNSUPPORTED if they would take too many file descriptors.
+ */
+wherry_status wh_shared_memory_add(wh_shared_memory *shared, const void *data, uint64_t bytes, wherry_error *error);
+
+/** Frees everything, and closes the descriptors. */
+void wh_shared_memory_destroy(wh_shared_memory *shared);
 
 /** An open allocation of another process. */
 typedef struct wh_cuda_import {

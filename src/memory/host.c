@@ -49,9 +49,7 @@ static wherry_status allocate(uint64_t nbytes, wherry_device device, void **data
         return allocate_mapped(nbytes, data_p, error);
     }
     void *data = wh_alloc_zeroed(1, nbytes);
-    if (!data) {
-        return wh_fail_memory(error, "a storage");
-    }
+    WH_TRY_ALLOC(data, error, "a storage");
     *data_p = data;
     return WHERRY_OK;
 }

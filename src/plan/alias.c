@@ -164,9 +164,7 @@ static wherry_status check_pairs(const footprint *prints, size_t count, wherry_e
 
 wherry_status wh_plan_check_aliases(const wh_matches *matches, wherry_error *error) {
     footprint *prints = wh_alloc_array(matches->count, sizeof(*prints));
-    if (!prints) {
-        return wh_fail_memory(error, "checking targets");
-    }
+    WH_TRY_ALLOC(prints, error, "checking targets");
     size_t count = 0;
     bool sorted = true;
     wherry_status status = WHERRY_OK;
@@ -187,9 +185,7 @@ wherry_status wh_plan_check_aliases(const wh_matches *matches, wherry_error *err
     if (status == WHERRY_OK && !sorted) {
         qsort(prints, count, sizeof(*prints), by_begin);
     }
-    if (status == WHERRY_OK) {
-        status = check_pairs(prints, count, error);
-    }
+    WH_THEN(status, check_pairs(prints, count, error));
     wh_free(prints);
     return status;
 }

@@ -47,9 +47,7 @@ static wherry_status allocate(const wherry_plan *plan, const wherry_storage *fro
 static wherry_status fill(wherry_plan *plan, size_t storage, wherry_storage *to, wh_region *region,
                           const wherry_value *about, wherry_error *error) {
     wherry_status status = WHERRY_OK;
-    if (!wh_region_merge(region, 0)) {
-        return wh_fail_memory(error, "a plan");
-    }
+    WH_TRY_ALLOC(wh_region_merge(region, 0), error, "a plan");
     for (size_t i = 0; i < region->count && status == WHERRY_OK; i++) {
         wh_copy_work copy;
         wh_copy_of_extent(region->extents + i, &copy);
@@ -109,9 +107,7 @@ static wherry_status fill_storage(wherry_plan *plan, const wh_fresh *fresh, cons
             ok = wh_region_add_view(&region, &view, 0);
         }
     }
-    if (status == WHERRY_OK) {
-        status = ok ? fill(plan, storage, to, &region, first, error) : wh_fail_memory(error, "a plan");
-    }
+    WH_THEN(status, ok ? fill(plan, storage, to, &region, first, error) : wh_fail_memory(error, "a plan"));
     wh_region_destroy(&region);
     return status;
 }
@@ -124,9 +120,7 @@ static wherry_status allocate_all(wherry_plan *plan, wh_fresh *fresh, const wh_g
             continue;
         }
         WH_TRY(allocate(plan, plan->prepared->storages[s], fresh->storages + s, error));
-        if (!wh_plan_keep(plan, fresh->storages[s])) {
-            return wh_fail_memory(error, "a plan");
-        }
+        WH_TRY_ALLOC(wh_plan_keep(plan, fresh->storages[s]), error, "a plan");
     }
     return WHERRY_OK;
 }

@@ -77,9 +77,7 @@ static wherry_status check_tensor(const wherry_plan *plan, const wherry_value *s
 static wherry_status match_tensor(wherry_plan *plan, wherry_value *source, const wherry_value *target, size_t number,
                                   wh_matches *matches, wherry_error *error) {
     WH_TRY(check_tensor(plan, source, target, error));
-    if (!WH_GROW(matches->items, matches->capacity, matches->count)) {
-        return wh_fail_memory(error, "matching a state");
-    }
+    WH_TRY_ALLOC(WH_GROW(matches->items, matches->capacity, matches->count), error, "matching a state");
     matches->items[matches->count] = (wh_match){source, target, plan->prepared->tensor_storages[number]};
     return wh_plan_add_match(plan, matches->items + matches->count++, error);
 }
@@ -91,6 +89,19 @@ static wherry_status match_tensor(wherry_plan *plan, wherry_value *source, const
 
 static bool same_sizes(uint32_t a_ndim, const int64_t *a, uint32_t b_ndim, const int64_t *b) {
     return a_ndim == b_ndim && (a_ndim == 0 || memcmp(a, b, a_ndim * sizeof(*a)) == 0);
+}
+
+static wherry_status different_boxes(const wherry_plan *plan, const wherry_value *source, const wherry_value *target,
+                                     wherry_error *error) {
+    wh_string text = {0};
+    wh_string_format(&text, "the local tensors are different boxes of the global tensor, ");
+    wh_boxes_append(&text, source, plan->prepared->rank);
+    wh_string_format(&text, " at the source and ");
+    wh_boxes_append(&text, target, plan->options.rank);
+    wh_string_format(&text, " in the target (receive from a rank that has the same box)");
+    wh_mismatch(source, target, error, text.failed || !text.bytes ? "the boxes differ" : text.bytes);
+    wh_free(text.bytes);
+    return WHERRY_MISMATCH;
 }
 
 static wherry_status match_dtensor(wherry_plan *plan, wherry_value *source, const wherry_value *target,
@@ -108,7 +119,7 @@ static wherry_status match_dtensor(wherry_plan *plan, wherry_value *source, cons
         bool same = true;
         WH_TRY(wh_boxes_equal(source, plan->prepared->rank, target, plan->options.rank, &same, error));
         if (!same) {
-            return wh_mismatch(source, target, error, "the local tensors are different boxes of the global tensor");
+            return different_boxes(plan, source, target, error);
         }
     }
     return match_tensor(plan, from->local, to->local, number, matches, error);
@@ -149,9 +160,7 @@ static wherry_status match_sharded(wherry_plan *plan, wherry_value *source, cons
         return wh_mismatch(source, target, error, "the dtypes or the global shapes differ");
     }
     bool *used = wh_alloc_zeroed(to->shard_count, sizeof(*used));
-    if (!used) {
-        return wh_fail_memory(error, "matching shards");
-    }
+    WH_TRY_ALLOC(used, error, "matching shards");
     wherry_status status = WHERRY_OK;
     for (uint32_t i = 0; i < from->shard_count && status == WHERRY_OK; i++) {
         const wherry_shard *shard = find_shard(from, i, to, any_box, used);
@@ -259,7 +268,7 @@ static wherry_status match(walk *w, wherry_value *source, const wherry_value *ta
         return WHERRY_OK;
     }
     if (target->kind == WHERRY_KIND_NONE && w->plan->options.flags & WHERRY_PLAN_NEW) {
-        /* a none in the target is a placeholder for any value */
+        /* A none in the target is a placeholder for any value. */
         return add_unmatched(w, source, true);
     }
     if (source->kind != target->kind) {
@@ -304,9 +313,9 @@ static wherry_status check_complete(const wherry_plan *plan, wherry_error *error
     if (!anew) {
         append_some(&text, &plan->extra, "missing from the target");
     }
-    wh_fail(error, WHERRY_MISMATCH, "%s; use partial mode to receive what both have%s",
+    wh_fail(error, WHERRY_MISMATCH, "%s; use WHERRY_RECV_PARTIAL to receive what both have%s",
             text.failed ? "the paths differ" : text.bytes,
-            anew || plan->missing.count ? "" : ", or let the receiver allocate new memory for the rest");
+            anew || plan->missing.count ? "" : ", or WHERRY_RECV_NEW to receive the rest into new memory");
     if (error) {
         wh_fail_path(error, plan->missing.count ? plan->missing.items[0] : plan->extra.items[0]);
     }

@@ -20,6 +20,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "base/search.h"
 #include "memory/memory.h"
 #include "state/path.h"
 #include "state/sharded.h"
@@ -164,15 +165,10 @@ static void sort_moves(wherry_plan *plan) {
     plan->move_count = kept + 1;
 }
 
-static uint64_t saturating_sum(uint64_t a, uint64_t b) {
-    uint64_t sum;
-    return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
-}
-
 static uint64_t moved_bytes(const wherry_plan *plan) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < plan->move_count; i++) {
-        bytes = saturating_sum(bytes, wh_copy_bytes(&plan->moves[i].copy));
+        bytes = wh_add_saturating(bytes, wh_copy_bytes(&plan->moves[i].copy));
     }
     return bytes;
 }
@@ -212,7 +208,7 @@ static bool finish_moves(wherry_plan *plan) {
         }
         reach = move->end > reach ? move->end : reach;
         plan->reach[i] = reach;
-        plan->bytes = saturating_sum(plan->bytes, wh_copy_bytes(&move->copy));
+        plan->bytes = wh_add_saturating(plan->bytes, wh_copy_bytes(&move->copy));
     }
     return true;
 }
@@ -285,7 +281,7 @@ static void adopt_targets(const wh_matches *matches) {
     }
 }
 
-/** Replaces the tensors that have no target by none. */
+/** Replaces the tensors that have no target by none values. */
 static void drop_unmatched(const wh_matches *matches) {
     for (size_t i = 0; i < matches->unmatched_count; i++) {
         wherry_value *leaf = matches->unmatched[i].leaf;
@@ -301,8 +297,8 @@ static void drop_unmatched(const wh_matches *matches) {
 }
 
 /**
- * Limits the number of bytes that the plan copies into new memory. It can exceed the length of the
- * space, because a byte is copied several times if tensors overlap.
+ * Limits the number of bytes that the plan copies into new memory. If tensors overlap, a byte is
+ * copied several times, so the number can exceed the length of the space.
  * @param in_place  the number of bytes that the plan copies into targets.
  */
 static wherry_status check_overlap(const wherry_plan *plan, uint64_t in_place, wherry_error *error) {
@@ -334,18 +330,16 @@ static wherry_status match_targets(wherry_plan *plan, const wherry_value *target
                                    wh_fresh *fresh, wherry_error *error) {
     size_t count = plan->prepared->tensor_count;
     /* Reserve room for all tensors, because growing would touch new memory again and again. */
-    if (!WH_RESERVE(matches->items, matches->capacity, count) || !WH_RESERVE(plan->moves, plan->move_capacity, count) ||
-        !WH_RESERVE(plan->kept, plan->kept_capacity, count)) {
-        return wh_fail_memory(error, "a plan");
-    }
+    WH_TRY_ALLOC(WH_RESERVE(matches->items, matches->capacity, count) &&
+                     WH_RESERVE(plan->moves, plan->move_capacity, count) &&
+                     WH_RESERVE(plan->kept, plan->kept_capacity, count),
+                 error, "a plan");
     WH_TRY(wh_plan_match(plan, target, matches, error));
     if (!disjoint) {
         WH_TRY(wh_plan_check_aliases(matches, error));
     }
     if (matches->unmatched_count && plan->options.flags & WHERRY_PLAN_NEW) {
-        if (!wh_fresh_init(fresh, plan->prepared)) {
-            return wh_fail_memory(error, "a plan");
-        }
+        WH_TRY_ALLOC(wh_fresh_init(fresh, plan->prepared), error, "a plan");
         for (size_t i = 0; i < matches->unmatched_count; i++) {
             wh_fresh_add(fresh, matches->unmatched[i].leaf, matches->unmatched[i].first);
         }
@@ -357,9 +351,7 @@ static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target
     wh_matches matches = {0};
     wh_fresh fresh = {0};
     wherry_status status = match_targets(plan, target, disjoint, &matches, &fresh, error);
-    if (status == WHERRY_OK) {
-        status = complete(plan, &fresh, error);
-    }
+    WH_THEN(status, complete(plan, &fresh, error));
     if (status == WHERRY_OK) {
         plan->tensor_count = matches.count + fresh.count;
         plan->prepared->adopted = true;
@@ -433,9 +425,7 @@ wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *targ
     wherry_plan_options chosen;
     WH_TRY(check_arguments(prepared, plan_p, options, &chosen, error));
     wherry_plan *plan = wh_alloc_zeroed(1, sizeof(*plan));
-    if (!plan) {
-        return wh_fail_memory(error, "a plan");
-    }
+    WH_TRY_ALLOC(plan, error, "a plan");
     plan->prepared = prepared;
     plan->options = chosen;
     plan->work = WH_PLAN_WORK + prepared->tensor_count * WH_PLAN_WORK_PER_TENSOR;
@@ -476,7 +466,7 @@ static bool are_disjoint(const wherry_prepared *prepared) {
         }
     }
     if (ascending == prepared->storage_count) {
-        return true; /* this is the usual case */
+        return true; /* This is the usual case. */
     }
     wh_stretch *stretches = wh_alloc_array(prepared->storage_count, sizeof(*stretches));
     for (size_t s = 0; s < prepared->storage_count && stretches; s++) {
@@ -516,9 +506,7 @@ static bool list_match(void *context, wherry_value *leaf) {
 static wherry_status add_all(wherry_plan *plan, wherry_error *error) {
     const wherry_prepared *prepared = plan->prepared;
     wh_matches matches = {0};
-    if (!WH_RESERVE(matches.items, matches.capacity, prepared->tensor_count)) {
-        return wh_fail_memory(error, "a plan");
-    }
+    WH_TRY_ALLOC(WH_RESERVE(matches.items, matches.capacity, prepared->tensor_count), error, "a plan");
     wh_visit_tensor_leaves(prepared->state, list_match, &matches);
     for (size_t i = 0; i < matches.count; i++) {
         matches.items[i].storage = prepared->tensor_storages[i];
@@ -533,9 +521,7 @@ static wherry_status add_all(wherry_plan *plan, wherry_error *error) {
 
 wherry_status wh_plan_same(const wherry_prepared *prepared, wherry_plan **plan_p, wherry_error *error) {
     wherry_plan *plan = wh_alloc_zeroed(1, sizeof(*plan));
-    if (!plan) {
-        return wh_fail_memory(error, "a plan");
-    }
+    WH_TRY_ALLOC(plan, error, "a plan");
     plan->prepared = (wherry_prepared *)prepared;
     plan->kept = prepared->storages;
     plan->kept_count = prepared->storage_count;
@@ -668,21 +654,6 @@ static int visit_runs(void *context, const wh_copy_runs *runs) {
     return v->fn(v->context, &copy);
 }
 
-/** Finds the first move that ends after a position. */
-static size_t first_move(const wherry_plan *plan, uint64_t position) {
-    size_t low = 0;
-    size_t high = plan->move_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (plan->reach[middle] <= position) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 int wherry_plan_visit_chunk(const wherry_plan *plan, uint64_t chunk, wherry_copy_fn visit_fn, void *context) {
     if (!wh_chunk_set_has(&plan->wanted, chunk)) {
         return 0;
@@ -690,7 +661,8 @@ int wherry_plan_visit_chunk(const wherry_plan *plan, uint64_t chunk, wherry_copy
     uint64_t begin = wh_space_chunk_begin(&plan->prepared->space, chunk);
     uint64_t end = wh_space_chunk_begin(&plan->prepared->space, chunk + 1);
     int result = 0;
-    for (size_t i = first_move(plan, begin); i < plan->move_count && plan->moves[i].copy.from < end && !result; i++) {
+    size_t first = WH_PARTITION_POINT(plan->move_count, m, plan->reach[m] <= begin);
+    for (size_t i = first; i < plan->move_count && plan->moves[i].copy.from < end && !result; i++) {
         if (plan->moves[i].end > begin) {
             visit v = {plan->moves + i, begin, visit_fn, context};
             result = wh_copy_visit(&plan->moves[i].copy, begin, end, visit_runs, &v);

@@ -8,6 +8,8 @@
 #ifndef WH_PLAN_PLAN_H
 #define WH_PLAN_PLAN_H
 
+#include <sys/uio.h>
+
 #include <wherry/expert.h>
 
 #include "range/chunkset.h"
@@ -180,5 +182,28 @@ wherry_status wh_plan_fresh(wherry_plan *plan, wh_fresh *fresh, wherry_error *er
 
 /** Makes the tensors views of their new storages. */
 void wh_fresh_adopt(const wh_fresh *fresh, const wherry_prepared *prepared);
+
+/** A chunk that was read back. Starts as {0}. Each thread has one and reuses it. */
+typedef struct wh_gathered {
+    char *bytes;
+    size_t room;
+    char *covered; /**< Per byte: 1 if it was found. */
+    size_t covered_room;
+    uint64_t length;
+    uint64_t found;
+    /** A byte has two destinations, or is on a device. The chunk is then requested. */
+    bool unsure;
+} wh_gathered;
+
+/**
+ * Reads a chunk back from its destinations. The result is what would be sent if the target were the
+ * source.
+ * @param run_p  receives the bytes, which stay valid until the next call with `gathered`.
+ * @return false if that is not possible: a byte has no destination, two, or one on a device; or out
+ * of memory.
+ */
+bool wh_plan_gather(const wherry_plan *plan, uint64_t chunk, wh_gathered *gathered, struct iovec *run_p);
+
+void wh_gathered_destroy(wh_gathered *gathered);
 
 #endif

@@ -6,70 +6,80 @@
 #include "base/checked.h"
 
 /**
- * What happened to a chunk is one byte: the number of a source, and one of these. 0: landed from
- * it. MISSING with a source: that source could not deliver it, so others are preferred.
+ * The state of a chunk is one byte: the number of a source, and one of these values. 0: landed from
+ * the source. MISSING with a source: the source could not deliver it, so others are preferred.
  */
 enum { REQUESTED = 64, MISSING = 128, NOBODY = 127 };
 
 enum {
-    LEAST_CHUNKS = 2,     /**< Requests per source while its rate is unknown or low. */
-    WASTE = 20,           /**< One in so many bytes may be requested twice only to finish sooner. */
-    RECALLS_MAX = 8,      /**< How often a source is recalled only to finish sooner. */
-    BACKOFF_MAX = 5,      /**< How often the time until a source counts as stalled doubles. */
-    OVERLOADED_CHUNKS = 4 /**< With fewer requests, sharing them is not worth a recall. */
+    LEAST_CHUNKS = 2, /**< Requests per source while its rate is unknown or low. */
+    WASTE = 20,       /**< 1/WASTE of the bytes may be requested twice to finish sooner. */
+    RECALLS_MAX = 8,  /**< Maximum number of recalls of a source only to finish sooner. */
+    /** Maximum number of times that the time limit of a stalled source doubles. */
+    BACKOFF_MAX = 5,
+    OVERLOADED_CHUNKS = 4 /**< With fewer requests than this, sharing them is not worth a recall. */
 };
 
 /** Requests cover this much time beyond the latency, so that a source never runs out of them. */
 #define AHEAD_NS UINT64_C(100000000)
 /** A rate is measured over at least this time, because chunks arrive in bursts. */
 #define SAMPLE_NS UINT64_C(20000000)
-/** A source is stalled if nothing moves for this long beyond its latency. */
+/** A source is stalled if nothing moves for this long, in addition to its latency. */
 #define STALL_NS UINT64_C(1000000000)
 /** Longer than any transfer, in seconds. */
 #define FOREVER 1e18
 
 typedef struct source {
-    uint64_t *have; /**< A bit per place; NULL: all. */
+    uint64_t *have; /**< One bit per place that the source has; NULL: it has all. */
     bool local;
-    uint8_t recalls;     /**< How often it was recalled. */
-    uint64_t cursor;     /**< The place to look at next for a missing chunk. */
-    uint64_t dry[2];     /**< The version in which a search found nothing: all chunks, its own. */
-    uint64_t requested;  /**< Bytes requested and not landed. */
-    uint64_t partial;    /**< Bytes of those that have moved. */
-    uint64_t chunks;     /**< Chunks requested and not landed. */
-    uint64_t landed;     /**< Chunks that count for it. */
-    double rate;         /**< Bytes per second; 0: unknown. */
-    bool rough;          /**< The rate is that of the first bytes, with the latency in it. */
-    bool waiting;        /**< It was idle, and nothing has moved since it was asked. */
-    uint64_t latency_ns; /**< Shortest time from a request to an idle source until bytes moved. */
-    uint64_t asked_at;   /**< When it was last asked while idle. */
-    uint64_t heard_at;   /**< When bytes last moved, or asked_at if that is later. */
-    uint64_t sample_ns;  /**< Time and bytes that are not yet part of the rate. */
+    uint8_t recalls; /**< Number of times that the source was recalled. */
+    uint64_t cursor; /**< The place at which the next search for a missing chunk begins. */
+    /**
+     * The versions in which a search found nothing: among all chunks, and among those that only
+     * this source has.
+     */
+    uint64_t dry[2];
+    uint64_t requested; /**< Bytes that are requested and have not landed. */
+    uint64_t partial;   /**< Bytes of `requested` that have moved. */
+    uint64_t chunks;    /**< Number of chunks that are requested and have not landed. */
+    uint64_t landed;    /**< Number of chunks that have landed from this source. */
+    double rate;        /**< Bytes per second; 0: unknown. */
+    /** True if the rate was measured over the first bytes, including the latency. */
+    bool rough;
+    /** True if the source was idle, and nothing has moved since it was asked. */
+    bool waiting;
+    /** The shortest time from a request until bytes moved, measured when the source was idle. */
+    uint64_t latency_ns;
+    uint64_t asked_at;  /**< When it was last asked while idle. */
+    uint64_t heard_at;  /**< When bytes last moved, or asked_at if that is later. */
+    uint64_t sample_ns; /**< Time and bytes that the rate does not include yet. */
     uint64_t sample_bytes;
 } source;
 
-/** A place is the index of a chunk in the wanted set. A set of sources is a bit per source. */
+/** A place is the index of a chunk in the wanted set. A set of sources has one bit per source. */
 struct wh_schedule {
     const wh_chunk_set *wanted;
     wh_chunk_bytes_fn bytes;
     const void *context;
-    uint8_t *states;   /**< Per place. */
-    uint64_t *missing; /**< A bit per place: those that are MISSING. */
-    uint64_t words;    /**< Of a bitmap. */
+    uint8_t *states;   /**< The state of each place. */
+    uint64_t *missing; /**< A bit per place: set if it is MISSING. */
+    uint64_t *chosen;  /**< A bit per place, for wh_schedule_next; no bit is set outside of it. */
+    uint64_t words;    /**< Number of words in a bitmap. */
     uint64_t missing_count;
     uint64_t missing_bytes;
-    uint64_t requested_count; /**< Chunks that are requested from any source. */
-    uint64_t landed_count;    /**< Chunks that count for a live source. */
+    uint64_t requested_count; /**< Number of chunks that are requested from any source. */
+    uint64_t landed_count;    /**< Number of chunks that count for a live source. */
     uint64_t total_bytes;
-    uint64_t wasted;  /**< Bytes that had moved of requests that were recalled. */
-    uint64_t live;    /**< Sources that were not removed. */
-    uint64_t standby; /**< Local sources that are not used because enough others are. */
-    uint64_t benched; /**< Recalled sources that get no requests while others can be used. */
-    uint64_t silent;  /**< Benched sources that were recalled because nothing moved. */
+    uint64_t wasted;  /**< Bytes that had moved before their requests were recalled. */
+    uint64_t live;    /**< The sources that were not removed. */
+    uint64_t standby; /**< The local sources that are not used, because enough others are used. */
+    uint64_t benched; /**< The recalled sources that get no requests while others can be used. */
+    uint64_t silent;  /**< The benched sources that were recalled because nothing moved. */
     uint64_t version; /**< Changes whenever a search may find more than before. */
     uint64_t seen_at; /**< The latest time that the caller passed. */
-    uint64_t *seen;   /**< Points there: wh_schedule_late is const, but notes the time. */
-    double mean_rate; /**< Of the live sources whose rate is known; 0 if there is none. */
+    /** Points to `now`, because wh_schedule_late is const but records the time. */
+    uint64_t *seen;
+    double mean_rate; /**< Mean rate of the live sources whose rate is known; 0 if none is. */
     uint32_t local_limit;
     int count;
     source sources[WH_SCHEDULE_SOURCES];
@@ -79,7 +89,7 @@ static uint64_t bit(int number) {
     return UINT64_C(1) << number;
 }
 
-/** Iterates over a set of sources: the lowest number; `set &= set - 1` goes to the next one. */
+/** For iterating over a set of sources: returns the lowest number; `set &= set - 1` removes it. */
 static int first_of(uint64_t set) {
     return __builtin_ctzll(set);
 }
@@ -102,7 +112,7 @@ static bool has(const wh_schedule *s, int number, uint64_t place) {
 
 /* ---- the states of chunks ---- */
 
-/** Takes a chunk out of its state, which the caller then replaces. */
+/** Takes a chunk out of its state. The caller then sets the new state. */
 static void leave(wh_schedule *s, uint64_t place) {
     uint8_t state = s->states[place];
     if (state & MISSING) {
@@ -161,7 +171,7 @@ static uint64_t find_state(const wh_schedule *s, uint8_t state, uint64_t from) {
     return found ? (uint64_t)(found - s->states) : UINT64_MAX;
 }
 
-/** All chunks with a state are missing again. */
+/** Makes all chunks with a state missing again. */
 static void drop_state(wh_schedule *s, int state) {
     for (uint64_t at = find_state(s, (uint8_t)state, 0); at != UINT64_MAX; at = find_state(s, (uint8_t)state, at)) {
         become_missing(s, at, NOBODY);
@@ -182,7 +192,8 @@ wh_schedule *wh_schedule_create(const wh_chunk_set *wanted, wh_chunk_bytes_fn by
                        .version = 1};
     s->states = wh_alloc_array(wh_max(wanted->total, 1), 1);
     s->missing = wh_alloc_zeroed(s->words, sizeof(*s->missing));
-    if (!s->states || !s->missing) {
+    s->chosen = wh_alloc_zeroed(s->words, sizeof(*s->chosen));
+    if (!s->states || !s->missing || !s->chosen) {
         wh_schedule_destroy(s);
         return NULL;
     }
@@ -204,6 +215,7 @@ void wh_schedule_destroy(wh_schedule *s) {
         }
         wh_free(s->states);
         wh_free(s->missing);
+        wh_free(s->chosen);
         wh_free(s);
     }
 }
@@ -251,9 +263,32 @@ static void fill_have(const wh_schedule *s, const wh_chunk_set *have, uint64_t *
     }
 }
 
+/**
+ * Returns a number for a new source: one that was not used yet, or that of a source that was
+ * forgotten.
+ */
+static int new_number(wh_schedule *s) {
+    if (s->count < WH_SCHEDULE_SOURCES) {
+        return s->count++;
+    }
+    for (int i = 0; i < s->count; i++) {
+        if (!(s->live & bit(i)) && !s->sources[i].landed) {
+            uint8_t failed = (uint8_t)(MISSING | i);
+            for (uint64_t at = 0; (at = find_state(s, failed, at)) != UINT64_MAX;) {
+                s->states[at] = MISSING | NOBODY; /* The new source may be able to deliver it. */
+            }
+            wh_free(s->sources[i].have);
+            return i;
+        }
+    }
+    return -1;
+}
+
 int wh_schedule_add(wh_schedule *s, const wh_chunk_set *have, bool local, uint64_t now) {
-    uint64_t *bits = NULL;
-    if (s->count == WH_SCHEDULE_SOURCES || (have && !(bits = wh_alloc_zeroed(s->words, sizeof(*bits))))) {
+    uint64_t *bits = have ? wh_alloc_zeroed(s->words, sizeof(*bits)) : NULL;
+    int number = have && !bits ? -1 : new_number(s);
+    if (number < 0) {
+        wh_free(bits);
         return -1;
     }
     if (have) {
@@ -261,15 +296,15 @@ int wh_schedule_add(wh_schedule *s, const wh_chunk_set *have, bool local, uint64
     }
     /* Sources start at different places, so that each reads long runs. */
     uint64_t start = (uint64_t)__builtin_popcountll(s->live) * 7 % 16;
-    s->sources[s->count] = (source){
+    s->sources[number] = (source){
         .have = bits, .local = local, .cursor = s->wanted->total / 16 * start, .asked_at = now, .heard_at = now};
     *s->seen = wh_max(*s->seen, now);
-    s->live |= bit(s->count++);
+    s->live |= bit(number);
     choose_locals(s);
-    return s->count - 1;
+    return number;
 }
 
-/** There is more to do than expected: sources that were recalled for being slow help again. */
+/** There is more to do than expected, so sources that were recalled for being slow help again. */
 static void end_rest(wh_schedule *s) {
     s->benched &= s->silent;
     choose_locals(s);
@@ -336,8 +371,8 @@ static double time_for_all(const wh_schedule *s, double rates) {
 }
 
 /**
- * How many bytes a source should have requested. Near the end only its share, so that all end
- * together.
+ * Returns how many bytes a source should have requested. Near the end it gets only its share, so
+ * that all sources end together.
  */
 static uint64_t window(const wh_schedule *s, int number, double rates) {
     const source *one = s->sources + number;
@@ -346,9 +381,14 @@ static uint64_t window(const wh_schedule *s, int number, double rates) {
     return (uint64_t)(ahead < share ? ahead : share);
 }
 
+/** Returns the time after which a source has been silent too long, after this many recalls. */
+static uint64_t silent_at(const source *one, uint8_t recalls) {
+    return one->heard_at + one->latency_ns + (STALL_NS << wh_min(recalls, BACKOFF_MAX));
+}
+
 /** Each recall doubles the time, so that a source that stalls again and again is left alone. */
 static uint64_t stalled_at(const source *one) {
-    return one->heard_at + one->latency_ns + (STALL_NS << wh_min(one->recalls, BACKOFF_MAX));
+    return silent_at(one, one->recalls);
 }
 
 /** The sources that have requests and move nothing. */
@@ -364,7 +404,8 @@ static uint64_t stalled(const wh_schedule *s, uint64_t now) {
 /* ---- requests ---- */
 
 /**
- * True if a source may be asked for a missing chunk. If it failed to deliver it, others come first.
+ * True if a source may be asked for a missing chunk. If the source failed to deliver the chunk,
+ * other sources come first.
  */
 static bool may_ask(const wh_schedule *s, int number, uint64_t place) {
     if (s->states[place] == (MISSING | number)) {
@@ -378,8 +419,8 @@ static bool may_ask(const wh_schedule *s, int number, uint64_t place) {
 }
 
 /**
- * The next missing place that a source can be asked for, from its cursor on, around the end;
- * UINT64_MAX: none. Chunks that a source of `avoid` has are left to it.
+ * Returns the next missing place for which a source can be asked, from its cursor on and around the
+ * end; UINT64_MAX: none. Chunks that a source in `avoid` has are left to that source.
  */
 static uint64_t search(const wh_schedule *s, int number, uint64_t avoid) {
     uint64_t cursor = s->sources[number].cursor;
@@ -419,8 +460,9 @@ static uint64_t search_once(wh_schedule *s, int number, bool own) {
 }
 
 /**
- * Chooses a chunk. First those that no other source in use has, so that none of those is left for
- * the end. A source on standby gets only those. A benched one gets what no working source has.
+ * Chooses a chunk. Chunks that no other source in use has come first, so that none of them is left
+ * for the end. A source on standby gets only those. A benched source gets only chunks that no
+ * working source has.
  */
 static uint64_t choose(wh_schedule *s, int number, uint64_t now) {
     if (s->benched & bit(number)) {
@@ -441,8 +483,8 @@ static bool is_only_one(wh_schedule *s, int number) {
 }
 
 /**
- * True if a source would hold up the end with this chunk: it needs clearly longer than all sources
- * need for the rest, and than another one needs for this chunk.
+ * True if a source would delay the end with this chunk: it needs clearly longer than all sources
+ * need for the rest, and than another source needs for this chunk.
  */
 static bool is_too_slow(const wh_schedule *s, int number, uint64_t place, double end) {
     uint64_t bytes = bytes_at(s, place);
@@ -454,7 +496,10 @@ static bool is_too_slow(const wh_schedule *s, int number, uint64_t place, double
     }
     for (uint64_t set = in_use(s) & ~bit(number); set; set &= set - 1) {
         int i = first_of(set);
-        /* If nothing is requested, the fastest must not refuse because of another one's latency. */
+        /*
+         * If nothing is requested, the fastest source must not refuse because of another source's
+         * latency.
+         */
         if (may_ask(s, i, place) && (s->requested_count || guess_rate(s, i) > rate)) {
             double other = time_for(s, i, bytes);
             best = other < best ? other : best;
@@ -463,19 +508,33 @@ static bool is_too_slow(const wh_schedule *s, int number, uint64_t place, double
     return needed > 1.5 * best + 0.02;
 }
 
-size_t wh_schedule_next(wh_schedule *s, int number, uint64_t now, uint64_t *chunks, size_t capacity) {
+/** Moves the chosen places between two words to a set. */
+static bool hand_out(wh_schedule *s, uint64_t first, uint64_t last, wh_chunk_set *chunks) {
+    bool ok = true;
+    for (uint64_t word = first; word <= last; word++) {
+        for (uint64_t bits = s->chosen[word]; bits; bits &= bits - 1) {
+            uint64_t chunk = wh_chunk_set_at(s->wanted, word * 64 + (uint64_t)__builtin_ctzll(bits));
+            ok = ok && wh_chunk_set_add(chunks, chunk, chunk);
+        }
+        s->chosen[word] = 0;
+    }
+    return ok;
+}
+
+bool wh_schedule_next(wh_schedule *s, int number, uint64_t now, uint64_t most, wh_chunk_set *chunks) {
     const source *one = s->sources + number;
-    size_t count = 0;
+    uint64_t first = UINT64_MAX;
+    uint64_t last = 0;
     *s->seen = wh_max(*s->seen, now);
     if (!(s->live & bit(number)) || !s->missing_count) {
-        return 0;
+        return true;
     }
     bool everything = is_only_one(s, number);
     double rates = used_rate(s);
     double end = time_for_all(s, rates);
     uint64_t users = (uint64_t)__builtin_popcountll(in_use(s));
     uint64_t least = s->missing_count + one->chunks >= LEAST_CHUNKS * users ? LEAST_CHUNKS : 1;
-    while (count < capacity) {
+    for (uint64_t count = 0; count < most; count++) {
         if (!everything && one->chunks >= least && one->requested >= window(s, number, rates)) {
             break;
         }
@@ -484,9 +543,11 @@ size_t wh_schedule_next(wh_schedule *s, int number, uint64_t now, uint64_t *chun
             break;
         }
         become_requested(s, place, number, now);
-        chunks[count++] = wh_chunk_set_at(s->wanted, place);
+        s->chosen[place / 64] |= UINT64_C(1) << place % 64;
+        first = wh_min(first, place / 64);
+        last = wh_max(last, place / 64);
     }
-    return count;
+    return hand_out(s, first, last, chunks);
 }
 
 /* ---- what happened ---- */
@@ -505,11 +566,13 @@ void wh_schedule_moved(wh_schedule *s, int number, uint64_t bytes, uint64_t now)
     uint64_t elapsed = now - wh_min(now, one->waiting ? one->asked_at : one->heard_at);
     one->heard_at = wh_max(one->heard_at, now);
     if (!one->chunks) {
-        return; /* the rest of requests that were recalled says nothing about the rate */
+        return; /* The rest of requests that were recalled says nothing about the rate. */
     }
     one->partial += bytes;
     if (one->waiting) {
-        /* These bytes took the latency and an unknown time: good for a first, rough rate only. */
+        /*
+         * These bytes took the latency and an unknown time, so they give only a first, rough rate.
+         */
         one->latency_ns = one->latency_ns ? wh_min(one->latency_ns, elapsed) : elapsed;
         one->waiting = false;
         if (one->rate <= 0 && elapsed) {
@@ -561,11 +624,15 @@ static bool could_deliver(const wh_schedule *s, int number, int late, bool all) 
     return all;
 }
 
-/** True if nothing moves, and a source that works has some of the requests. */
-static bool is_stalled(const wh_schedule *s, int number, uint64_t now) {
+bool wh_schedule_is_stalled(const wh_schedule *s, int number, uint64_t now) {
+    *s->seen = wh_max(*s->seen, now);
+    const source *one = s->sources + number;
     uint64_t quiet = stalled(s, now);
-    for (uint64_t set = quiet & bit(number) ? s->live & ~s->benched & ~quiet : 0; set; set &= set - 1) {
-        if (could_deliver(s, first_of(set), number, false)) {
+    for (uint64_t set = quiet & bit(number) ? s->live & ~quiet : 0; set; set &= set - 1) {
+        int i = first_of(set);
+        /* A source that was itself recalled may have been slow for a moment, as all others were. */
+        bool waits = s->benched & bit(i) && now < silent_at(one, wh_max(one->recalls, s->sources[i].recalls));
+        if (!waits && could_deliver(s, i, number, false)) {
             return true;
         }
     }
@@ -578,8 +645,9 @@ static bool is_overloaded(const wh_schedule *s, int number) {
 }
 
 /**
- * True if idle sources make it worth to recall a source: one of them needs less than half of the
- * time, or all of them would share what it was given when it was the only one.
+ * True if it is worth recalling a source because others are idle: one of them needs less than half
+ * of the time, or all of them would share the requests that the source got when it was the only
+ * one.
  */
 static bool is_outrun(const wh_schedule *s, int number) {
     const source *one = s->sources + number;
@@ -609,7 +677,7 @@ int wh_schedule_late(const wh_schedule *s, uint64_t now) {
     *s->seen = wh_max(*s->seen, now);
     for (uint64_t set = s->live; set; set &= set - 1) {
         int i = first_of(set);
-        if (s->sources[i].chunks && is_stalled(s, i, now)) {
+        if (s->sources[i].chunks && wh_schedule_is_stalled(s, i, now)) {
             return i;
         }
         if (s->sources[i].chunks && !s->missing_count && time_for(s, i, 0) > longest && is_outrun(s, i)) {
@@ -620,14 +688,19 @@ int wh_schedule_late(const wh_schedule *s, uint64_t now) {
     return result;
 }
 
-static void recall(wh_schedule *s, int number, bool is_silent) {
+void wh_schedule_recall(wh_schedule *s, int number) {
     source *one = s->sources + number;
+    bool is_silent = *s->seen >= stalled_at(one);
     if (!(s->live & bit(number))) {
         return;
     }
     if (is_silent || !is_overloaded(s, number)) {
         s->benched |= bit(number);
         s->silent |= is_silent ? bit(number) : 0;
+        if (!(s->live & ~s->benched)) { /* The other sources get another chance. */
+            s->benched &= bit(number);
+            s->silent &= bit(number);
+        }
     }
     s->wasted += one->partial;
     drop_state(s, REQUESTED | number);
@@ -636,15 +709,21 @@ static void recall(wh_schedule *s, int number, bool is_silent) {
     choose_locals(s);
 }
 
-void wh_schedule_recall(wh_schedule *s, int number) {
-    recall(s, number, *s->seen >= stalled_at(s->sources + number));
-}
-
-void wh_schedule_suspend(wh_schedule *s, int number) {
-    recall(s, number, true);
-}
-
 /* ---- questions ---- */
+
+uint64_t wh_schedule_pending(const wh_schedule *s, int number) {
+    return s->sources[number].chunks;
+}
+
+bool wh_schedule_next_pending(const wh_schedule *s, int number, uint64_t *at_p, uint64_t *chunk_p) {
+    uint64_t place = s->sources[number].chunks ? find_state(s, (uint8_t)(REQUESTED | number), *at_p) : UINT64_MAX;
+    if (place == UINT64_MAX) {
+        return false;
+    }
+    *at_p = place + 1;
+    *chunk_p = wh_chunk_set_at(s->wanted, place);
+    return true;
+}
 
 bool wh_schedule_is_done(const wh_schedule *s) {
     return s->landed_count == s->wanted->total;
@@ -654,29 +733,12 @@ bool wh_schedule_is_all_requested(const wh_schedule *s) {
     return !s->missing_count;
 }
 
-bool wh_schedule_is_stuck(const wh_schedule *s, uint64_t *chunk_p) {
-    for (uint64_t word = 0; s->missing_count && word < s->words; word++) {
-        uint64_t bits = s->missing[word];
-        for (uint64_t set = s->live; set && bits; set &= set - 1) {
-            if (!s->sources[first_of(set)].have) {
-                return false;
-            }
-            bits &= ~have_word(s, first_of(set), word);
-        }
-        if (bits) {
-            *chunk_p = wh_chunk_set_at(s->wanted, word * 64 + (uint64_t)__builtin_ctzll(bits));
-            return true;
-        }
-    }
-    return false;
-}
-
 uint64_t wh_schedule_wake_at(const wh_schedule *s) {
     uint64_t at = UINT64_MAX;
     for (uint64_t set = s->live; set; set &= set - 1) {
         const source *one = s->sources + first_of(set);
         if (one->chunks) {
-            /* One that had stalled by then cannot be replaced, or it would have been recalled. */
+            /* A source that has stalled already could not be replaced, so check it again later. */
             uint64_t due = stalled_at(one);
             at = wh_min(at, due > s->seen_at ? due : s->seen_at + STALL_NS);
         }
@@ -686,6 +748,10 @@ uint64_t wh_schedule_wake_at(const wh_schedule *s) {
 
 double wh_schedule_rate(const wh_schedule *s, int number) {
     return s->sources[number].rate;
+}
+
+uint64_t wh_schedule_landed_count(const wh_schedule *s, int number) {
+    return s->sources[number].landed;
 }
 
 int wh_schedule_source_of(const wh_schedule *s, uint64_t chunk) {

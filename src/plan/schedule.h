@@ -7,8 +7,7 @@
  *
  *     missing   -> requested: wh_schedule_next
  *     requested -> landed:    wh_schedule_landed
- *     requested -> missing:   wh_schedule_rejected, wh_schedule_recall, wh_schedule_suspend,
- *                             wh_schedule_remove
+ *     requested -> missing:   wh_schedule_rejected, wh_schedule_recall, wh_schedule_remove
  *     landed    -> missing:   wh_schedule_rejected, wh_schedule_forget
  *     landed    -> landed:    wh_schedule_confirm, which counts it for another source
  *
@@ -30,7 +29,7 @@
 
 #include "range/chunkset.h"
 
-/** The most sources, removed ones included. */
+/** The most sources at a time. Removed ones count until wh_schedule_forget. */
 enum { WH_SCHEDULE_SOURCES = 64 };
 
 typedef struct wh_schedule wh_schedule;
@@ -54,7 +53,8 @@ void wh_schedule_destroy(wh_schedule *schedule);
  * Adds a source, at the start or later.
  * @param have   the chunks that it has; read during the call only. NULL: all.
  * @param local  it is on this host.
- * @return its number, counted from 0; -1 if there are too many, or out of memory.
+ * @return its number, below WH_SCHEDULE_SOURCES; those of forgotten sources are used again in the
+ *         end. -1 if there are too many, or out of memory.
  */
 int wh_schedule_add(wh_schedule *schedule, const wh_chunk_set *have, bool local, uint64_t now);
 
@@ -74,10 +74,12 @@ void wh_schedule_confirm(wh_schedule *schedule, uint64_t chunk, int by);
  * Chooses what to request from a source now. If it is the only source that can be used, that is
  * everything; otherwise about as much as it delivers in its latency and a tenth of a second, at
  * least 2 chunks while there are enough.
- * @param chunks  receives up to `capacity` chunk numbers.
- * @return how many; less than `capacity`: nothing more for now.
+ * @param most    how many chunks at most.
+ * @param chunks  an empty set, which receives the chunks. If there are less than `most`, there is
+ *                nothing more to request for now.
+ * @return false if out of memory: some of the chunks are requested, but not in the set.
  */
-size_t wh_schedule_next(wh_schedule *schedule, int source, uint64_t now, uint64_t *chunks, size_t capacity);
+bool wh_schedule_next(wh_schedule *schedule, int source, uint64_t now, uint64_t most, wh_chunk_set *chunks);
 
 /**
  * Bytes of requested chunks have moved. Call it at least a few times per second while they do, and
@@ -96,34 +98,50 @@ void wh_schedule_landed(wh_schedule *schedule, int source, uint64_t chunk);
 void wh_schedule_rejected(wh_schedule *schedule, int source, uint64_t chunk);
 
 /**
- * Finds a source whose requests others would deliver clearly sooner. Either it has not moved a byte
- * for a second beyond its latency (twice as long after each recall). Or nothing is missing, and an
- * idle source needs less than half of its time, or could share what it was given when it was the
- * only one. The caller ends its requests and calls wh_schedule_recall. The last two reasons waste
- * at most 5% of all bytes.
+ * Finds a source whose requests others would deliver clearly sooner. The reason is one of these:
+ * 1. It has not moved a byte for a second beyond its latency (twice as long after each recall).
+ * 2. No chunk is missing, and an idle source needs less than half of its time.
+ * 3. No chunk is missing, and idle sources could share the requests that it got when it was the
+ *    only source.
+ * The caller ends the requests of the source and calls wh_schedule_recall. Reasons 2 and 3 waste at
+ * most 5% of all bytes. For reason 1, a source that was itself recalled counts as a replacement
+ * only after this source has been silent for as long as that one was. All of them may have been
+ * slow for the same reason.
  * @return its number; -1: none.
  */
 int wh_schedule_late(const wh_schedule *schedule, uint64_t now);
 
 /**
  * All requests of a source are missing again. It gets no more requests until bytes move, unless no
- * other source that works has a missing chunk. There are two exceptions, if bytes moved recently: a
- * source that had more than its share goes on with its share, and one that was slow helps again
- * once another source is removed.
+ * other source that works has a missing chunk. If all other sources were recalled before, they get
+ * requests again. There are two exceptions, if bytes moved recently: a source that had more than
+ * its share continues with its share, and a slow source helps again once another one is removed.
  */
 void wh_schedule_recall(wh_schedule *schedule, int source);
 
-/** As wh_schedule_recall, for a source that does not answer: it counts as stalled at once. */
-void wh_schedule_suspend(wh_schedule *schedule, int source);
+/**
+ * The first reason of wh_schedule_late, for one source: it has moved nothing for long, and a source
+ * that works has some of its requests.
+ */
+bool wh_schedule_is_stalled(const wh_schedule *schedule, int source, uint64_t now);
+
+/** How many chunks are requested from a source and have not landed. */
+uint64_t wh_schedule_pending(const wh_schedule *schedule, int source);
+
+/**
+ * Iterates over the chunks that are requested from a source, in ascending order. The caller may
+ * report what happened to a chunk before it asks for the next one.
+ * @param at_p     starts as 0.
+ * @param chunk_p  receives the next chunk.
+ * @return false if there are no more.
+ */
+bool wh_schedule_next_pending(const wh_schedule *schedule, int source, uint64_t *at_p, uint64_t *chunk_p);
 
 /** True if all chunks have landed from sources that were not removed. */
 bool wh_schedule_is_done(const wh_schedule *schedule);
 
 /** True if every chunk has landed or is requested. */
 bool wh_schedule_is_all_requested(const wh_schedule *schedule);
-
-/** True if no remaining source has some missing chunk. *chunk_p is the first such chunk. */
-bool wh_schedule_is_stuck(const wh_schedule *schedule, uint64_t *chunk_p);
 
 /**
  * When to look again (wh_schedule_late, wh_schedule_next) although nothing happened.
@@ -135,6 +153,9 @@ uint64_t wh_schedule_wake_at(const wh_schedule *schedule);
 
 /** The measured rate of a source in bytes per second; 0 before the first bytes have moved. */
 double wh_schedule_rate(const wh_schedule *schedule, int source);
+
+/** How many landed chunks count for a source, or did until it was removed. */
+uint64_t wh_schedule_landed_count(const wh_schedule *schedule, int source);
 
 /** The source that a landed chunk counts for; -1 if it has not landed. */
 int wh_schedule_source_of(const wh_schedule *schedule, uint64_t chunk);

@@ -1,6 +1,11 @@
 #include "range/chunkset.h"
 
+#include <inttypes.h>
+
 #include "base/alloc.h"
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/search.h"
 
 bool wh_chunk_set_add(wh_chunk_set *set, uint64_t first, uint64_t last) {
     if (set->count) {
@@ -36,32 +41,25 @@ bool wh_chunk_set_init(wh_chunk_set *set, const wherry_interval *intervals, size
     return ok;
 }
 
+bool wh_chunk_set_clip(wh_chunk_set *set, const wh_chunk_set *from, uint64_t first, uint64_t behind) {
+    bool ok = true;
+    for (size_t i = 0; i < from->count && ok; i++) {
+        const wherry_interval *one = from->intervals + i;
+        uint64_t begin = wh_max(one->first, first);
+        uint64_t end = wh_min(one->first + one->count, behind);
+        ok = begin >= end || wh_chunk_set_add(set, begin, end - 1);
+    }
+    return ok;
+}
+
 void wh_chunk_set_destroy(wh_chunk_set *set) {
     wh_free(set->intervals);
     wh_free(set->starts);
     *set = (wh_chunk_set){0};
 }
 
-/**
- * Returns the number of the last interval whose first chunk (or first index, if by_index) is at
- * most `key`. Such an interval must exist.
- */
-static size_t search(const wh_chunk_set *set, uint64_t key, bool by_index) {
-    size_t low = 0;
-    size_t high = set->count;
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        if ((by_index ? set->starts[middle] : set->intervals[middle].first) <= key) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 uint64_t wh_chunk_set_at(const wh_chunk_set *set, uint64_t index) {
-    size_t at = search(set, index, true);
+    size_t at = WH_PARTITION_POINT(set->count, i, set->starts[i] <= index) - 1;
     return set->intervals[at].first + (index - set->starts[at]);
 }
 
@@ -69,7 +67,7 @@ uint64_t wh_chunk_set_find(const wh_chunk_set *set, uint64_t chunk) {
     if (!set->count || chunk < set->intervals[0].first) {
         return UINT64_MAX;
     }
-    size_t at = search(set, chunk, false);
+    size_t at = WH_PARTITION_POINT(set->count, i, set->intervals[i].first <= chunk) - 1;
     uint64_t within = chunk - set->intervals[at].first;
     return within < set->intervals[at].count ? set->starts[at] + within : UINT64_MAX;
 }
@@ -85,4 +83,53 @@ bool wh_chunk_set_next(wh_chunk_set *set, uint64_t *chunk_p) {
     }
     *chunk_p = wh_chunk_set_at(set, index);
     return true;
+}
+
+/* ---- intervals on the wire ---- */
+
+void wh_intervals_encode(const wherry_interval *intervals, size_t count, wh_string *bytes) {
+    for (size_t i = 0; i < count; i++) {
+        wh_append_number(bytes, intervals[i].first, 8);
+        wh_append_number(bytes, intervals[i].count, 8);
+    }
+}
+
+wherry_status wh_intervals_decode(wh_bytes bytes, uint64_t chunks, wherry_interval **intervals_p, size_t *count_p,
+                                  wherry_error *error) {
+    wh_cursor cursor = wh_cursor_over(bytes.bytes, bytes.size);
+    size_t count = bytes.size / 16;
+    wherry_interval *intervals = wh_alloc_array(count, sizeof(*intervals));
+    if (!intervals) {
+        return wh_fail_memory(error, "a plan");
+    }
+    uint64_t end = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t first = wh_cursor_number(&cursor, 8);
+        uint64_t length = wh_cursor_number(&cursor, 8);
+        if (first >= chunks || length == 0 || length > chunks - first || (i && first <= end)) {
+            wh_free(intervals);
+            return wh_fail(error, WHERRY_OUT_OF_BOUNDS,
+                           "chunks %" PRIu64 " to %" PRIu64 " were asked for, out of order or of only %" PRIu64, first,
+                           first + length, chunks);
+        }
+        intervals[i] = (wherry_interval){first, length};
+        end = first + length;
+    }
+    if (!wh_cursor_ended(&cursor)) {
+        wh_free(intervals);
+        return wh_fail(error, WHERRY_MALFORMED, "a list of chunks is malformed");
+    }
+    *intervals_p = intervals;
+    *count_p = count;
+    return WHERRY_OK;
+}
+
+uint64_t wh_intervals_total(wh_bytes bytes) {
+    wh_cursor cursor = wh_cursor_over(bytes.bytes, bytes.size);
+    uint64_t total = 0;
+    while (!cursor.failed && !wh_cursor_ended(&cursor)) {
+        wh_cursor_number(&cursor, 8);
+        total += wh_cursor_number(&cursor, 8);
+    }
+    return total;
 }

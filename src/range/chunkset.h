@@ -14,10 +14,13 @@
 
 #include <wherry/expert.h>
 
+#include "base/bytes.h"
+#include "base/text.h"
+
 /** Initialize with {0}. */
 typedef struct wh_chunk_set {
     wherry_interval *intervals; /**< In ascending order. No two overlap or are adjacent. */
-    uint64_t *starts;           /**< The index of the first chunk, per interval. */
+    uint64_t *starts;           /**< Per interval: the index of its first chunk in the set. */
     size_t count;               /**< Number of intervals. */
     size_t interval_capacity;
     size_t start_capacity;
@@ -42,6 +45,12 @@ void wh_chunk_set_destroy(wh_chunk_set *set);
  */
 bool wh_chunk_set_add(wh_chunk_set *set, uint64_t first, uint64_t last);
 
+/**
+ * Adds the chunks of `from` that are in [first, behind), as wh_chunk_set_add.
+ * @return false if out of memory; the set then has some of them.
+ */
+bool wh_chunk_set_clip(wh_chunk_set *set, const wh_chunk_set *from, uint64_t first, uint64_t behind);
+
 bool wh_chunk_set_has(const wh_chunk_set *set, uint64_t chunk);
 
 /** Returns the chunk at an index. The index must be less than set->total. */
@@ -52,5 +61,22 @@ uint64_t wh_chunk_set_find(const wh_chunk_set *set, uint64_t chunk);
 
 /** Returns each chunk of the set once, in order. Thread-safe. @return false if none is left. */
 bool wh_chunk_set_next(wh_chunk_set *set, uint64_t *chunk_p);
+
+/* ---- intervals on the wire ---- */
+
+/** Appends intervals: 16 bytes each, first and count in big endian. */
+void wh_intervals_encode(const wherry_interval *intervals, size_t count, wh_string *bytes);
+
+/**
+ * Reads intervals, which must be ascending and must not touch.
+ * @param chunks       the number of chunks: all intervals must be below it.
+ * @param intervals_p  belongs to the caller: wh_free.
+ * @return WHERRY_OK; WHERRY_MALFORMED; WHERRY_OUT_OF_BOUNDS; WHERRY_NO_MEMORY.
+ */
+wherry_status wh_intervals_decode(wh_bytes bytes, uint64_t chunks, wherry_interval **intervals_p, size_t *count_p,
+                                  wherry_error *error);
+
+/** The number of chunks of encoded intervals, which may be malformed. */
+uint64_t wh_intervals_total(wh_bytes bytes);
 
 #endif

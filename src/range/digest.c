@@ -9,6 +9,7 @@
 #include "range/digest.h"
 
 #include "base/alloc.h"
+#include "base/process.h"
 
 /** XXH3 for one instruction set. All engines give the same digest. */
 typedef struct wh_digest_engine {
@@ -18,7 +19,7 @@ typedef struct wh_digest_engine {
     wherry_digest (*end)(const void *state);
 } wh_digest_engine;
 
-extern const wh_digest_engine wh_digest_plain;  /* runs on every processor */
+extern const wh_digest_engine wh_digest_plain;  /* This engine runs on every processor. */
 extern const wh_digest_engine wh_digest_avx2;   /* x86-64 only */
 extern const wh_digest_engine wh_digest_avx512; /* x86-64 only */
 
@@ -53,6 +54,34 @@ const wh_digest_engine WH_DIGEST_ENGINE = {
 
 #else
 
+/* These functions need no memory and cannot fail. The functions that replace them can fail. */
+#define OPENSSL_SUPPRESS_DEPRECATED
+#include <openssl/sha.h>
+
+static void begin_strong(void *state) {
+    SHA256_Init(state);
+}
+
+static void add_strong(void *state, const void *bytes, size_t size) {
+    SHA256_Update(state, bytes, size);
+}
+
+static wherry_digest end_strong(const void *state) {
+    SHA256_CTX copy = *(const SHA256_CTX *)state;
+    uint8_t whole[SHA256_DIGEST_LENGTH];
+    wherry_digest digest;
+    SHA256_Final(whole, &copy);
+    memcpy(digest.bytes, whole, sizeof(digest.bytes));
+    return digest;
+}
+
+static const wh_digest_engine strong_engine = {
+    .state_bytes = sizeof(SHA256_CTX),
+    .begin = begin_strong,
+    .add = add_strong,
+    .end = end_strong,
+};
+
 /** XXH3 requires that its state is aligned to this many bytes. */
 enum { STATE_ALIGNMENT = 64 };
 
@@ -64,18 +93,17 @@ struct wh_digester {
 
 static const wh_digest_engine *fastest_engine(void) {
 #ifdef WH_DIGEST_X86
-    if (__builtin_cpu_supports("avx512f")) {
+    if (wh_cpu_features() & WH_CPU_AVX512F) {
         return &wh_digest_avx512;
     }
-    if (__builtin_cpu_supports("avx2")) {
+    if (wh_cpu_features() & WH_CPU_AVX2) {
         return &wh_digest_avx2;
     }
 #endif
     return &wh_digest_plain;
 }
 
-wh_digester *wh_digester_create(void) {
-    const wh_digest_engine *engine = fastest_engine();
+static wh_digester *create(const wh_digest_engine *engine) {
     wh_digester *digester = wh_alloc(sizeof(*digester) + STATE_ALIGNMENT + engine->state_bytes);
     if (!digester) {
         return NULL;
@@ -84,6 +112,14 @@ wh_digester *wh_digester_create(void) {
     *digester = (wh_digester){engine, state + (STATE_ALIGNMENT - (uintptr_t)state % STATE_ALIGNMENT)};
     wh_digester_begin(digester);
     return digester;
+}
+
+wh_digester *wh_digester_create(void) {
+    return create(fastest_engine());
+}
+
+wh_digester *wh_digester_create_strong(void) {
+    return create(&strong_engine);
 }
 
 void wh_digester_destroy(wh_digester *digester) {

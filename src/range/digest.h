@@ -1,7 +1,9 @@
 /**
- * @file digest.h  The digest of a chunk: the 128-bit XXH3 hash of its bytes.
+ * @file digest.h  The digest of a chunk: the 128-bit XXH3 hash of its bytes, or the first 128 bits
+ * of SHA-256.
  *
- * It detects accidental damage. It does not protect against an attacker.
+ * XXH3 detects accidental damage. It does not protect against an attacker. SHA-256 does, and is
+ * about ten times slower.
  */
 #ifndef WH_RANGE_DIGEST_H
 #define WH_RANGE_DIGEST_H
@@ -21,6 +23,9 @@ typedef struct wh_digester wh_digester;
 
 /** @return NULL if out of memory. */
 WH_SHARED wh_digester *wh_digester_create(void);
+
+/** Like wh_digester_create, for SHA-256. */
+wh_digester *wh_digester_create_strong(void);
 
 /** digester may be NULL. */
 WH_SHARED void wh_digester_destroy(wh_digester *digester);

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "base/alloc.h"
+
 /**
  * Inserts a level so that the levels stay sorted. Two levels with the same stride become one level
  * that covers the same bytes.
@@ -86,6 +88,20 @@ uint32_t wh_extent_normalize(wh_extent *extent, uint64_t max_gap) {
     memmove(extent->levels + left, outer, kept * sizeof(*outer));
     extent->level_count = left + kept;
     return left;
+}
+
+bool wh_extent_copy(const wherry_extent *extent, wherry_extent *copy_p) {
+    wherry_extent copy = *extent;
+    copy.levels = NULL;
+    if (extent->level_count) {
+        wherry_level *levels = wh_alloc_array(extent->level_count, sizeof(*levels));
+        if (!levels) {
+            return false;
+        }
+        copy.levels = memcpy(levels, extent->levels, extent->level_count * sizeof(*levels));
+    }
+    *copy_p = copy;
+    return true;
 }
 
 uint64_t wh_extent_span(const wherry_extent *extent) {

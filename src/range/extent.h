@@ -17,6 +17,8 @@
 #include <wherry/expert.h>
 #include <wherry/tensor.h>
 
+#include "base/shared.h"
+
 /** An extent while it is built. The struct contains the levels. */
 typedef struct wh_extent {
     uint64_t offset;
@@ -51,17 +53,23 @@ bool wh_extent_of_view(const wh_view *view, wh_extent *extent);
  */
 uint32_t wh_extent_normalize(wh_extent *extent, uint64_t max_gap);
 
+/**
+ * Copies an extent with its levels, which the caller frees with wh_free. @return false if out of
+ * memory.
+ */
+bool wh_extent_copy(const wherry_extent *extent, wherry_extent *copy_p);
+
 /** Returns the distance in bytes from the first byte to the end of the last run. */
-uint64_t wh_extent_span(const wherry_extent *extent);
+WH_SHARED uint64_t wh_extent_span(const wherry_extent *extent);
 
 /** Returns the number of runs. */
-uint64_t wh_extent_runs(const wherry_extent *extent);
+WH_SHARED uint64_t wh_extent_runs(const wherry_extent *extent);
 
 /** Returns the number of bytes in all runs. */
 uint64_t wh_extent_bytes(const wherry_extent *extent);
 
 /** Returns the offset of a run. `run` counts from 0. */
-uint64_t wh_extent_run(const wherry_extent *extent, uint64_t run);
+WH_SHARED uint64_t wh_extent_run(const wherry_extent *extent, uint64_t run);
 
 /** Returns the stored form of an extent. Its `levels` points into `extent`. */
 wherry_extent wh_extent_borrow(const wh_extent *extent);

@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/search.h"
 
 enum {
     EXPAND_MAX = 65536,      /* Maximum number of runs from split extents. */
@@ -12,21 +13,10 @@ enum {
 };
 
 static bool append(wh_region *region, const wherry_extent *extent) {
-    if (!WH_GROW(region->extents, region->capacity, region->count)) {
-        return false;
-    }
-    wherry_extent kept = *extent;
-    kept.levels = NULL;
-    if (extent->levels) {
-        wherry_level *levels = wh_alloc_array(extent->level_count, sizeof(*levels));
-        if (!levels) {
-            return false;
-        }
-        memcpy(levels, extent->levels, extent->level_count * sizeof(*levels));
-        kept.levels = levels;
-    }
-    region->extents[region->count++] = kept;
-    return true;
+    bool ok = WH_GROW(region->extents, region->capacity, region->count) &&
+              wh_extent_copy(extent, region->extents + region->count);
+    region->count += ok;
+    return ok;
 }
 
 /**
@@ -266,16 +256,7 @@ static void drop_contained(wh_region *region) {
     size_t kept = flat;
     for (size_t i = flat; i < region->count; i++) {
         wherry_extent *extent = region->extents + i;
-        size_t low = 0;
-        size_t high = flat;
-        while (low < high) {
-            size_t middle = (low + high) / 2;
-            if (region->extents[middle].offset <= extent->offset) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
+        size_t low = WH_PARTITION_POINT(flat, k, region->extents[k].offset <= extent->offset);
         const wherry_extent *before = region->extents + low - 1;
         if (low > 0 && extent->offset + wh_extent_span(extent) <= before->offset + before->length) {
             drop(extent);

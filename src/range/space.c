@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/search.h"
 
 /**
  * The size of the largest element in bytes. A chunk border moves back by less than this, so that it
@@ -142,6 +143,15 @@ uint64_t wh_space_chunk_begin(const wh_space *space, uint64_t chunk) {
     return position - wh_min(byte % ELEMENT_MAX, into_run);
 }
 
+uint64_t wh_space_bytes_of(const wh_space *space, const wh_chunk_set *chunks) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < chunks->count; i++) {
+        const wherry_interval *one = chunks->intervals + i;
+        bytes += wh_space_chunk_begin(space, one->first + one->count) - wh_space_chunk_begin(space, one->first);
+    }
+    return bytes;
+}
+
 uint64_t wh_space_chunk_of(const wh_space *space, uint64_t position) {
     uint64_t chunk = position < space->first_bytes
                          ? position / space->chunk_bytes
@@ -152,7 +162,7 @@ uint64_t wh_space_chunk_of(const wh_space *space, uint64_t position) {
 /** Visits bytes [begin, end) of an extent. The bytes are counted without the gaps between runs. */
 static int visit_extent(const wherry_extent *extent, size_t storage, uint64_t begin, uint64_t end, wh_piece_fn visit,
                         void *context) {
-    if (!extent->level_count) { /* true for nearly all extents */
+    if (!extent->level_count) { /* This is true for nearly all extents. */
         return begin < end ? visit(context, &(wh_piece){storage, extent->offset + begin, end - begin, 1, 0}) : 0;
     }
     uint64_t length = extent->length;
@@ -176,17 +186,7 @@ static int visit_extent(const wherry_extent *extent, size_t storage, uint64_t be
 }
 
 static size_t storage_of(const wh_space *space, size_t extent) {
-    size_t low = 0;
-    size_t high = space->storage_count;
-    while (high - low > 1) {
-        size_t middle = (low + high) / 2;
-        if (space->firsts[middle] <= extent) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
+    return WH_PARTITION_POINT(space->storage_count, i, space->firsts[i] <= extent) - 1;
 }
 
 int wh_space_visit(const wh_space *space, uint64_t begin, uint64_t end, wh_piece_fn visit, void *context) {
@@ -266,7 +266,7 @@ static bool measure(const wherry_extent *extent, const uint64_t pitch[], uint64_
 
 /** Translates the copy if one extent covers it completely. */
 static bool locate_within(const wherry_extent *extent, uint64_t begin, const wh_copy *copy, wh_copy_work *result) {
-    if (!extent->level_count && !copy->level_count) { /* true in nearly all calls */
+    if (!extent->level_count && !copy->level_count) { /* This is true in nearly all calls. */
         uint64_t into = copy->from - extent->offset;
         result->from = begin + into;
         result->to = copy->to;
@@ -298,17 +298,7 @@ static bool locate_within(const wherry_extent *extent, uint64_t begin, const wh_
 
 /** Returns the number of extents of the storage that begin at or before an offset. */
 static size_t extents_before(const search *s, uint64_t offset) {
-    size_t low = 0;
-    size_t high = s->count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (s->space->extents[s->first + middle].offset <= offset) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
+    return WH_PARTITION_POINT(s->count, i, s->space->extents[s->first + i].offset <= offset);
 }
 
 /** Subtracts `units` from the work budget. @return false if less than that was left. */

@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "base/shared.h"
+#include "range/chunkset.h"
 #include "range/copy.h"
 #include "range/extent.h"
 
@@ -76,6 +77,14 @@ uint64_t wh_space_chunk_max(const wh_space *space);
 
 /** Returns the position of a chunk, or the length of the space if there is no such chunk. */
 uint64_t wh_space_chunk_begin(const wh_space *space, uint64_t chunk);
+
+/** Returns the number of bytes of some chunks. */
+uint64_t wh_space_bytes_of(const wh_space *space, const wh_chunk_set *chunks);
+
+/** Returns the first chunk of the second part; UINT64_MAX if the space is not divided. */
+static inline uint64_t wh_space_second_part(const wh_space *space) {
+    return space->order ? space->first_chunks : UINT64_MAX;
+}
 
 /** Returns the number of the chunk that contains a position. */
 uint64_t wh_space_chunk_of(const wh_space *space, uint64_t position);

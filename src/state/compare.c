@@ -65,10 +65,9 @@ static wherry_status pair(comparison *c, const wherry_storage *one, const wherry
         return WHERRY_OK;
     }
     *same_p = wherry_storage_nbytes(one) == wherry_storage_nbytes(other);
-    if (!WH_GROW(c->pairs, c->capacity, c->count) || !wh_index_add(&c->by_one, one_hash, c->count) ||
-        !wh_index_add(&c->by_other, other_hash, c->count)) {
-        return wh_fail_memory(c->error, "comparing storages");
-    }
+    WH_TRY_ALLOC(WH_GROW(c->pairs, c->capacity, c->count) && wh_index_add(&c->by_one, one_hash, c->count) &&
+                     wh_index_add(&c->by_other, other_hash, c->count),
+                 c->error, "comparing storages");
     c->pairs[c->count++] = (pairing){one, other};
     return WHERRY_OK;
 }
@@ -128,10 +127,7 @@ static wherry_status compare_tensors(comparison *c, const wh_trail *trail, const
     }
     bool same = true;
     if (!(c->flags & WHERRY_COMPARE_NO_SHARING)) {
-        wherry_status status = pair(c, a->storage, b->storage, &same);
-        if (status != WHERRY_OK) {
-            return status;
-        }
+        WH_TRY(pair(c, a->storage, b->storage, &same));
     }
     if (!same) {
         return differ(c, trail, one, other, "the storages have different sizes, or different tensors share them");
@@ -183,8 +179,7 @@ static bool same_box(const wherry_shard_info *a, const wherry_shard_info *b, uin
 }
 
 static bool same_info(const wherry_shard_info *a, const wherry_shard_info *b, uint32_t ndim) {
-    return same_place(&a->place, &b->place) && same_numbers(a->offsets, b->offsets, ndim) &&
-           same_numbers(a->sizes, b->sizes, ndim);
+    return same_place(&a->place, &b->place) && same_box(a, b, ndim);
 }
 
 static bool same_sharding(const wherry_sharding *a, const wherry_sharding *b, uint32_t ndim) {

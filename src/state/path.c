@@ -111,7 +111,7 @@ static size_t name_length(const char *text, size_t size) {
     return at;
 }
 
-static bool is_name(const wh_text *text) {
+static bool is_name(const wh_content *text) {
     return text->size > 0 && name_length(text->bytes, text->size) == text->size;
 }
 
@@ -208,9 +208,7 @@ wherry_status wherry_path_create(const wherry_step *steps, size_t count, wherry_
                        "steps and path_p must not be NULL, and a path has at most %d steps", WHERRY_PATH_STEPS_MAX);
     }
     wherry_path *path = wh_alloc(sizeof(*path) + count * sizeof(*steps));
-    if (!path) {
-        return wh_fail_memory(error, "a path");
-    }
+    WH_TRY_ALLOC(path, error, "a path");
     *path = (wherry_path){(wherry_step *)(path + 1), 0, true};
     for (; path->count < count; path->count++) {
         wherry_step *step = path->steps + path->count;
@@ -242,9 +240,7 @@ wherry_status wherry_path_format(const wherry_path *path, char **text_p, wherry_
     wh_string text = {0};
     wh_path_append(&text, path->steps, path->count);
     char *taken = wh_string_take(&text);
-    if (!taken) {
-        return wh_fail_memory(error, "the text of a path");
-    }
+    WH_TRY_ALLOC(taken, error, "the text of a path");
     *text_p = taken;
     return WHERRY_OK;
 }
@@ -462,9 +458,7 @@ static wherry_status parse_bracket(parser *p) {
     if (next_is(p, '"')) {
         wh_string content = {0};
         wherry_status status = take_quoted(p, &content);
-        if (status == WHERRY_OK) {
-            status = add_string(p, begin, content.bytes, content.size);
-        }
+        WH_THEN(status, add_string(p, begin, content.bytes, content.size));
         wh_free(content.bytes);
         return status;
     }
@@ -509,9 +503,7 @@ static wherry_status read_integer(const parser *p, size_t at, const char *word, 
     digits += 2;
     size -= 2;
     uint8_t *magnitude = wh_alloc_zeroed(size / 2 + 1, 1);
-    if (!magnitude) {
-        return wh_fail_memory(p->error, "a path");
-    }
+    WH_TRY_ALLOC(magnitude, p->error, "a path");
     bool fine = size > 0;
     for (size_t i = 0; i < size && fine; i++) {
         int digit = wh_hex_digit(digits[size - 1 - i]);
@@ -564,18 +556,14 @@ static wherry_status parse_brace(parser *p) {
     if (take(p, 'b')) {
         wh_string content = {0};
         status = take_quoted(p, &content);
-        if (status == WHERRY_OK) {
-            status = wherry_bytes_create(content.bytes, content.size, &key, p->error);
-        }
+        WH_THEN(status, wherry_bytes_create(content.bytes, content.size, &key, p->error));
         wh_free(content.bytes);
     } else {
         while (p->at < p->size && p->text[p->at] != '}') {
             p->at++;
         }
-        char *word = wh_copy_text(p->text + begin, p->at - begin);
-        if (!word) {
-            return wh_fail_memory(p->error, "a path");
-        }
+        char *word = wh_text_copy(p->text + begin, p->at - begin);
+        WH_TRY_ALLOC(word, p->error, "a path");
         status = memchr(word, 0, p->at - begin) ? refuse(p, begin, "invalid key") : read_word(p, begin, word, &key);
         wh_free(word);
     }
@@ -606,9 +594,7 @@ wherry_status wherry_path_parse(const char *text, size_t size, wherry_path **pat
     while (p.at < size && status == WHERRY_OK) {
         status = parse_step(&p);
     }
-    if (status == WHERRY_OK) {
-        status = wherry_path_create(p.steps, p.count, path_p, error);
-    }
+    WH_THEN(status, wherry_path_create(p.steps, p.count, path_p, error));
     for (size_t i = 0; i < p.count; i++) {
         wherry_value_destroy((wherry_value *)p.steps[i].key);
     }
@@ -678,9 +664,7 @@ wherry_status wherry_flatten(const wherry_value *state, wherry_flat **flat_p, wh
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "state and flat_p must not be NULL");
     }
     wherry_flat *flat = wh_alloc_zeroed(1, sizeof(*flat));
-    if (!flat) {
-        return wh_fail_memory(error, "the leaves of a state");
-    }
+    WH_TRY_ALLOC(flat, error, "the leaves of a state");
     flat->state = state;
     if (!walk(flat, state, NULL)) {
         wherry_flat_destroy(flat);
@@ -730,8 +714,9 @@ static void plant(wherry_value **slot, wherry_value *parent, wherry_value *const
     }
 }
 
-static wherry_status none_for_leaf(const wherry_value *before, wherry_value **copy_p, wherry_error *error) {
-    (void)before;
+static wherry_status none_for_leaf(void *context, const wherry_value *before, wherry_value **copy_p,
+                                   wherry_error *error) {
+    (void)context, (void)before;
     return wherry_none_create(copy_p, error);
 }
 
@@ -780,7 +765,7 @@ wherry_status wherry_unflatten(const wherry_flat *flat, wherry_value *const *lea
             WHERRY_DEPTH_MAX);
     }
     wherry_value *state;
-    WH_TRY(wh_value_rebuild(flat->state, none_for_leaf, &state, error));
+    WH_TRY(wh_value_rebuild(flat->state, none_for_leaf, NULL, &state, error));
     plant(&state, NULL, &leaves);
     *state_p = state;
     return WHERRY_OK;

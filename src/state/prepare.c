@@ -143,7 +143,7 @@ static bool gather_mesh(wh_preparing *g, wherry_mesh *mesh) {
 
 bool wh_preparing_leaf(void *preparing, wherry_value *leaf) {
     wh_preparing *g = preparing;
-    if (leaf->kind == WHERRY_KIND_TENSOR) { /* true for nearly all leaves */
+    if (leaf->kind == WHERRY_KIND_TENSOR) { /* This is true for nearly all leaves. */
         g->failed = g->failed || !gather_tensor(g, leaf);
         return !g->failed;
     }
@@ -163,9 +163,7 @@ static wherry_status lay_out(wh_space *space, wh_region *region, wherry_error *e
         if (!wh_add_product(region->extents[i].length, wh_extent_runs(region->extents + i), &bytes)) {
             return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the tensors of the state cover more than 2^63 bytes");
         }
-        if (!wh_space_add_extent(space, region->extents + i)) {
-            return wh_fail_memory(error, "the extents of a state");
-        }
+        WH_TRY_ALLOC(wh_space_add_extent(space, region->extents + i), error, "the extents of a state");
         region->extents[i].levels = NULL;
     }
     region->count = 0;
@@ -245,13 +243,11 @@ wherry_status wh_preparing_begin(wh_preparing *preparing, const wherry_value *st
     }
     *preparing =
         (wh_preparing){.prepared = wh_prepared_new(chosen.chunk_bytes, chosen.rank), .max_gap = chosen.max_gap};
-    if (!preparing->prepared) {
-        return wh_fail_memory(error, "a prepared state");
-    }
+    WH_TRY_ALLOC(preparing->prepared, error, "a prepared state");
     preparing->expected = count_about(state);
     preparing->failed = !reserve(preparing, preparing->expected);
     preparing->prepared->state = state;
-    /* most states stay solid, so each tensor also adds the extent of its storage */
+    /* Most states stay solid, so each tensor also adds the extent of its storage. */
     preparing->prepared->solid = true;
     return WHERRY_OK;
 }
@@ -337,13 +333,6 @@ void wherry_prepared_destroy(wherry_prepared *prepared) {
     wh_free(prepared);
 }
 
-/** Adds a number to a sum. The sum stops at its maximum instead of wrapping around. */
-static void add_saturating(uint64_t *sum, uint64_t number) {
-    if (__builtin_add_overflow(*sum, number, sum)) {
-        *sum = UINT64_MAX;
-    }
-}
-
 bool wh_prepared_take_storage(wherry_prepared *prepared, wherry_storage *storage) {
     if (prepared->storage_count == UINT32_MAX ||
         !WH_GROW(prepared->storages, prepared->storage_capacity, prepared->storage_count) ||
@@ -354,7 +343,7 @@ bool wh_prepared_take_storage(wherry_prepared *prepared, wherry_storage *storage
         wherry_storage_data(storage), wherry_storage_nbytes(storage), wherry_storage_device(storage)};
     prepared->storages[prepared->storage_count++] = storage;
     wh_storage_traits_add(&prepared->traits, storage);
-    add_saturating(&prepared->storage_bytes, wherry_storage_nbytes(storage));
+    prepared->storage_bytes = wh_add_saturating(prepared->storage_bytes, wherry_storage_nbytes(storage));
     return true;
 }
 
@@ -391,7 +380,8 @@ bool wh_prepared_add_tensor(wherry_prepared *prepared, const wherry_tensor *tens
         return false;
     }
     prepared->tensor_storages[prepared->tensor_count++] = (uint32_t)storage;
-    add_saturating(&prepared->view_bytes, wherry_tensor_count(tensor) * wherry_dtype_describe(tensor->dtype)->bytes);
+    uint64_t bytes = wherry_tensor_count(tensor) * wherry_dtype_describe(tensor->dtype)->bytes;
+    prepared->view_bytes = wh_add_saturating(prepared->view_bytes, bytes);
     return true;
 }
 
@@ -405,10 +395,6 @@ bool wh_prepared_add_dtensor(wherry_prepared *prepared, size_t mesh) {
 
 const wherry_value *wherry_prepared_state(const wherry_prepared *prepared) {
     return prepared->state;
-}
-
-int64_t wherry_prepared_rank(const wherry_prepared *prepared) {
-    return prepared->rank;
 }
 
 void wherry_prepared_summarize(const wherry_prepared *prepared, wherry_prepared_summary *summary_p) {

@@ -118,7 +118,15 @@ bool wh_prepared_divide(wherry_prepared *prepared);
  * both.
  */
 static inline bool wh_prepared_chunk_on_device(const wherry_prepared *prepared, uint64_t chunk) {
-    return prepared->space.order && chunk >= prepared->space.first_chunks;
+    return chunk >= wh_space_second_part(&prepared->space);
+}
+
+/** The length of a chunk in bytes. */
+static inline uint64_t wh_prepared_chunk_length(const wherry_prepared *prepared, uint64_t chunk) {
+    uint64_t begin;
+    uint64_t length;
+    wherry_prepared_chunk(prepared, chunk, &begin, &length);
+    return length;
 }
 
 /** Adds a mesh and takes a reference. @return false if out of memory. */

@@ -1,5 +1,6 @@
 #include "state/sharded.h"
 
+#include <inttypes.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -63,9 +64,7 @@ wherry_status wherry_mesh_create(const wherry_mesh_info *info, wherry_mesh **mes
     WH_TRY(check_mesh(info, &count, &names, error));
     size_t numbers = info->ndim + count;
     wherry_mesh *mesh = wh_alloc(sizeof(*mesh) + numbers * sizeof(int64_t) + names);
-    if (!mesh) {
-        return wh_fail_memory(error, "a mesh");
-    }
+    WH_TRY_ALLOC(mesh, error, "a mesh");
     int64_t *shape = (int64_t *)(mesh + 1);
     int64_t *ranks = shape + info->ndim;
     memcpy(shape, info->shape, info->ndim * sizeof(*shape));
@@ -232,9 +231,7 @@ wherry_status wherry_dtensor_create(const wherry_dtensor *dtensor, wherry_value 
         extra += dtensor->placements[d].kind == WHERRY_PARTIAL ? strlen(dtensor->placements[d].reduce_op) + 1 : 0;
     }
     wherry_value *value = wh_value_new(NULL, WHERRY_KIND_DTENSOR, extra);
-    if (!value) {
-        return wh_fail_memory(error, "a DTensor");
-    }
+    WH_TRY_ALLOC(value, error, "a DTensor");
     wherry_dtensor *kept = (wherry_dtensor *)(value + 1);
     int64_t *shape = (int64_t *)(kept + 1);
     int64_t *strides = shape + dtensor->ndim;
@@ -428,9 +425,7 @@ wherry_status wherry_sharded_create(const wherry_sharded *sharded, wherry_value 
         wh_add_product(sharded->ndim, sizeof(int64_t), &extra)) {
         value = wh_value_new(NULL, WHERRY_KIND_SHARDED, extra);
     }
-    if (!value) {
-        return wh_fail_memory(error, "a sharded tensor");
-    }
+    WH_TRY_ALLOC(value, error, "a sharded tensor");
     fill_sharded(value, sharded, places, boxes);
     *value_p = value;
     return WHERRY_OK;
@@ -645,6 +640,27 @@ static int add_part(void *context, const wh_part *part) {
     }
     list->parts[list->count++] = *part;
     return 0;
+}
+
+static int append_part(void *context, const wh_part *part) {
+    const wh_box *box = &part->global;
+    wh_string *text = context;
+    for (uint32_t i = 0; i < box->ndim; i++) {
+        wh_string_format(text, "%s%" PRId64 ":%" PRId64, i ? ", " : "[", box->offsets[i],
+                         box->offsets[i] + box->sizes[i]);
+    }
+    wh_string_append(text, box->ndim ? "] " : "[] ", box->ndim ? 2 : 3);
+    return 0;
+}
+
+void wh_boxes_append(wh_string *text, const wherry_value *dtensor, int64_t rank) {
+    size_t before = text->size;
+    (void)wh_value_visit_parts(dtensor, 0, rank, append_part, text);
+    if (text->size > before) {
+        text->size--;
+    } else {
+        wh_string_append(text, "nothing", 7);
+    }
 }
 
 wherry_status wh_boxes_equal(const wherry_value *source, int64_t source_rank, const wherry_value *target,

@@ -7,6 +7,7 @@
 #ifndef WH_STATE_SHARDED_H
 #define WH_STATE_SHARDED_H
 
+#include "base/text.h"
 #include "range/copy.h"
 #include "state/tensor.h"
 
@@ -66,6 +67,9 @@ wh_parts wh_value_visit_parts(const wherry_value *value, size_t index, int64_t r
  */
 wherry_status wh_boxes_equal(const wherry_value *source, int64_t source_rank, const wherry_value *target,
                              int64_t target_rank, bool *same_p, wherry_error *error);
+
+/** Appends the boxes of a DTensor's local tensor, such as "[0:2, 0:8]". */
+void wh_boxes_append(wh_string *text, const wherry_value *dtensor, int64_t rank);
 
 /**
  * Compares the layouts of two trees: their structure, and the dtype, shape, strides, sharing and

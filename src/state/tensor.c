@@ -144,9 +144,7 @@ static wherry_status create_storage(wh_pool *pool, void *data, uint64_t nbytes, 
     WH_TRY(check_size(nbytes, error));
     uint32_t offset;
     wherry_storage *storage = wh_pool_alloc(pool, sizeof(*storage), &offset);
-    if (!storage) {
-        return wh_fail_memory(error, "a storage");
-    }
+    WH_TRY_ALLOC(storage, error, "a storage");
     *storage =
         (wherry_storage){.references = 1, .data = data, .nbytes = nbytes, .device = device, .pool_offset = offset};
     *storage_p = storage;
@@ -366,9 +364,7 @@ wherry_status wh_tensor_build(wh_pool *pool, const wherry_tensor *tensor, wherry
     WH_TRY(check_numbers(tensor, error));
     size_t array = tensor->ndim * sizeof(int64_t);
     wherry_value *value = wh_value_new(pool, WHERRY_KIND_TENSOR, sizeof(wherry_tensor) + 2 * array);
-    if (!value) {
-        return wh_fail_memory(error, "a tensor");
-    }
+    WH_TRY_ALLOC(value, error, "a tensor");
     wherry_tensor *kept = (wherry_tensor *)(value + 1);
     int64_t *shape = (int64_t *)(kept + 1);
     int64_t *strides = shape + tensor->ndim;
@@ -405,23 +401,6 @@ wherry_status wherry_tensor_create(const wherry_tensor *tensor, wherry_value **v
 
 const wherry_tensor *wherry_tensor_get(const wherry_value *value) {
     return value->kind == WHERRY_KIND_TENSOR ? value->as.tensor : NULL;
-}
-
-wherry_status wherry_tensor_cast(const wherry_tensor *tensor, wherry_dtype dtype, wherry_value **value_p,
-                                 wherry_error *error) {
-    const wherry_dtype_info *info = wherry_dtype_describe(dtype);
-    if (!tensor || !info) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a cast needs a tensor and a known dtype");
-    }
-    uint64_t nbytes = wherry_storage_nbytes(tensor->storage);
-    if (nbytes % info->bytes) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "the storage has %llu bytes, which is not a multiple of the size of %s",
-                       (unsigned long long)nbytes, info->name);
-    }
-    int64_t count = (int64_t)(nbytes / info->bytes);
-    wherry_tensor cast = {.storage = tensor->storage, .dtype = dtype, .ndim = 1, .shape = &count};
-    return wherry_tensor_create(&cast, value_p, error);
 }
 
 /* The tensors of a leaf, and the leaves of a state */
@@ -513,9 +492,7 @@ wherry_status wherry_tensor_digest(const wherry_value *value, wherry_digest *dig
         return wh_fail(error, WHERRY_UNSUPPORTED, "the tensor is not in host memory; copy it there first");
     }
     wh_digester *digester = wh_digester_create();
-    if (!digester) {
-        return wh_fail_memory(error, "a digest");
-    }
+    WH_TRY_ALLOC(digester, error, "a digest");
     uint64_t run;
     uint32_t outer = find_run(tensor, &run);
     int64_t index[WHERRY_NDIM_MAX] = {0};

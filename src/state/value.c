@@ -89,9 +89,7 @@ void wherry_value_destroy(wherry_value *value) {
 }
 
 static wherry_status deliver(wherry_value *value, wherry_value **value_p, wherry_error *error) {
-    if (!value) {
-        return wh_fail_memory(error, "a value");
-    }
+    WH_TRY_ALLOC(value, error, "a value");
     *value_p = value;
     return WHERRY_OK;
 }
@@ -237,9 +235,7 @@ wherry_status wherry_object_create(const char *type_name, wherry_value *payload,
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "an object needs a non-empty type name in UTF-8 and a payload");
     }
     wherry_value *value = wh_value_new(NULL, WHERRY_KIND_OBJECT, size + 1);
-    if (!value) {
-        return wh_fail_memory(error, "an object");
-    }
+    WH_TRY_ALLOC(value, error, "an object");
     wherry_status status = wh_value_check_adopt(value, payload, error);
     if (status != WHERRY_OK) {
         wh_pool_free(value, value->pool_offset);
@@ -330,9 +326,7 @@ wherry_status wherry_sequence_append(wherry_value *sequence, wherry_value *item,
     }
     WH_TRY(wh_value_check_adopt(sequence, item, error));
     wh_sequence *to = &sequence->as.sequence;
-    if (!WH_GROW(to->items, to->capacity, to->count)) {
-        return wh_fail_memory(error, "a longer sequence");
-    }
+    WH_TRY_ALLOC(WH_GROW(to->items, to->capacity, to->count), error, "a longer sequence");
     to->items[to->count++] = item;
     wh_value_adopt(sequence, item);
     return WHERRY_OK;
@@ -400,9 +394,7 @@ uint64_t wh_scalar_hash(const wherry_value *value) {
 
 wherry_status wherry_dict_create(wherry_value **value_p, wherry_error *error) {
     wherry_value *value = wh_value_new(NULL, WHERRY_KIND_DICT, sizeof(wh_dict));
-    if (!value) {
-        return wh_fail_memory(error, "a dict");
-    }
+    WH_TRY_ALLOC(value, error, "a dict");
     value->as.dict = (wh_dict *)(value + 1);
     *value->as.dict = (wh_dict){0};
     value->height = 1;
@@ -459,9 +451,7 @@ wherry_status wh_dict_add(wherry_value *value, wherry_value *key, uint64_t hash,
     if (ok && indexed) {
         ok = wh_index_add(&dict->index, hash, dict->count);
     }
-    if (!ok) {
-        return wh_fail_memory(error, "a larger dict");
-    }
+    WH_TRY_ALLOC(ok, error, "a larger dict");
     dict->entries[dict->count++] = (wh_entry){key, item};
     if (!indexed && dict->count > INDEX_FROM && !build_index(dict)) {
         dict->count--;
@@ -528,10 +518,10 @@ wherry_value *wherry_dict_get(const wherry_value *dict, const char *name) {
 
 /* Copies */
 
-static wherry_status rebuild_object(const wherry_value *value, wh_leaf_fn leaf, wherry_value **copy_p,
+static wherry_status rebuild_object(const wherry_value *value, wh_leaf_fn leaf, void *context, wherry_value **copy_p,
                                     wherry_error *error) {
     wherry_value *payload;
-    WH_TRY(wh_value_rebuild(value->as.object.payload, leaf, &payload, error));
+    WH_TRY(wh_value_rebuild(value->as.object.payload, leaf, context, &payload, error));
     wherry_status status = wherry_object_create(value->as.object.type, payload, copy_p, error);
     if (status != WHERRY_OK) {
         wherry_value_destroy(payload);
@@ -540,18 +530,16 @@ static wherry_status rebuild_object(const wherry_value *value, wh_leaf_fn leaf, 
 }
 
 /** Rebuilds the child of `value` at an index and adds it to `copy`. */
-static wherry_status rebuild_child(const wherry_value *value, size_t index, wh_leaf_fn leaf, wherry_value *copy,
-                                   wherry_error *error) {
+static wherry_status rebuild_child(const wherry_value *value, size_t index, wh_leaf_fn leaf, void *context,
+                                   wherry_value *copy, wherry_error *error) {
     wherry_step step;
     wherry_value *key = NULL;
     wherry_value *item = NULL;
-    wherry_status status = wh_value_rebuild(wh_child_at(value, index, &step), leaf, &item, error);
+    wherry_status status = wh_value_rebuild(wh_child_at(value, index, &step), leaf, context, &item, error);
     if (status == WHERRY_OK && step.key) {
         status = wherry_value_copy(step.key, &key, error);
     }
-    if (status == WHERRY_OK) {
-        status = step.key ? wherry_dict_set(copy, key, item, error) : wherry_sequence_append(copy, item, error);
-    }
+    WH_THEN(status, step.key ? wherry_dict_set(copy, key, item, error) : wherry_sequence_append(copy, item, error));
     if (status != WHERRY_OK) {
         wherry_value_destroy(key);
         wherry_value_destroy(item);
@@ -565,19 +553,20 @@ static wherry_status new_container(wherry_kind kind, wherry_value **value_p, whe
                                       : wherry_tuple_create(value_p, error);
 }
 
-wherry_status wh_value_rebuild(const wherry_value *value, wh_leaf_fn leaf, wherry_value **copy_p, wherry_error *error) {
+wherry_status wh_value_rebuild(const wherry_value *value, wh_leaf_fn leaf, void *context, wherry_value **copy_p,
+                               wherry_error *error) {
     if (value->kind == WHERRY_KIND_OBJECT) {
-        return rebuild_object(value, leaf, copy_p, error);
+        return rebuild_object(value, leaf, context, copy_p, error);
     }
     size_t count = wh_child_count(value);
     if (count == 0) {
-        return leaf(value, copy_p, error);
+        return leaf(context, value, copy_p, error);
     }
     wherry_value *copy = NULL;
     WH_TRY(new_container(wherry_value_kind(value), &copy, error));
     wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
-        status = rebuild_child(value, i, leaf, copy, error);
+        status = rebuild_child(value, i, leaf, context, copy, error);
     }
     if (status != WHERRY_OK) {
         wherry_value_destroy(copy);
@@ -587,9 +576,16 @@ wherry_status wh_value_rebuild(const wherry_value *value, wh_leaf_fn leaf, wherr
     return WHERRY_OK;
 }
 
-static wherry_status copy_dtensor(const wherry_dtensor *from, wherry_value **copy_p, wherry_error *error) {
+/** How copy_leaf creates the tensors of a copy. */
+typedef struct copying {
+    wh_leaf_fn tensor;
+    void *context;
+} copying;
+
+static wherry_status copy_dtensor(const copying *c, const wherry_dtensor *from, wherry_value **copy_p,
+                                  wherry_error *error) {
     wherry_dtensor dtensor = *from;
-    WH_TRY(wherry_value_copy(from->local, &dtensor.local, error));
+    WH_TRY(c->tensor(c->context, from->local, &dtensor.local, error));
     wherry_status status = wherry_dtensor_create(&dtensor, copy_p, error);
     if (status != WHERRY_OK) {
         wherry_value_destroy(dtensor.local);
@@ -597,16 +593,15 @@ static wherry_status copy_dtensor(const wherry_dtensor *from, wherry_value **cop
     return status;
 }
 
-static wherry_status copy_sharded(const wherry_sharded *from, wherry_value **copy_p, wherry_error *error) {
+static wherry_status copy_sharded(const copying *c, const wherry_sharded *from, wherry_value **copy_p,
+                                  wherry_error *error) {
     wherry_shard *shards = wh_alloc_array(from->shard_count, sizeof(*shards));
-    if (!shards) {
-        return wh_fail_memory(error, "the shards of a sharded tensor");
-    }
+    WH_TRY_ALLOC(shards, error, "the shards of a sharded tensor");
     wherry_status status = WHERRY_OK;
     uint32_t done = 0;
     while (done < from->shard_count && status == WHERRY_OK) {
         shards[done] = from->shards[done];
-        status = wherry_value_copy(from->shards[done].tensor, &shards[done].tensor, error);
+        status = c->tensor(c->context, from->shards[done].tensor, &shards[done].tensor, error);
         done += status == WHERRY_OK;
     }
     if (status == WHERRY_OK) {
@@ -621,8 +616,9 @@ static wherry_status copy_sharded(const wherry_sharded *from, wherry_value **cop
     return status;
 }
 
-static wherry_status copy_leaf(const wherry_value *leaf, wherry_value **copy_p, wherry_error *error) {
-    const wh_text *text = &leaf->as.text;
+static wherry_status copy_leaf(void *context, const wherry_value *leaf, wherry_value **copy_p, wherry_error *error) {
+    const copying *c = context;
+    const wh_content *text = &leaf->as.text;
     switch (wherry_value_kind(leaf)) {
     case WHERRY_KIND_BOOL:
         return wherry_bool_create(leaf->as.boolean, copy_p, error);
@@ -639,11 +635,11 @@ static wherry_status copy_leaf(const wherry_value *leaf, wherry_value **copy_p, 
     case WHERRY_KIND_BYTES:
         return wherry_bytes_create(text->bytes, text->size, copy_p, error);
     case WHERRY_KIND_TENSOR:
-        return wherry_tensor_create(leaf->as.tensor, copy_p, error);
+        return c->tensor(c->context, leaf, copy_p, error);
     case WHERRY_KIND_DTENSOR:
-        return copy_dtensor(leaf->as.dtensor, copy_p, error);
+        return copy_dtensor(c, leaf->as.dtensor, copy_p, error);
     case WHERRY_KIND_SHARDED:
-        return copy_sharded(leaf->as.sharded, copy_p, error);
+        return copy_sharded(c, leaf->as.sharded, copy_p, error);
     case WHERRY_KIND_LIST:
     case WHERRY_KIND_TUPLE:
     case WHERRY_KIND_DICT:
@@ -653,9 +649,20 @@ static wherry_status copy_leaf(const wherry_value *leaf, wherry_value **copy_p, 
     }
 }
 
+wherry_status wh_value_copy_with(const wherry_value *value, wh_leaf_fn tensor, void *context, wherry_value **copy_p,
+                                 wherry_error *error) {
+    return wh_value_rebuild(value, copy_leaf, &(copying){tensor, context}, copy_p, error);
+}
+
+static wherry_status copy_tensor(void *context, const wherry_value *tensor, wherry_value **copy_p,
+                                 wherry_error *error) {
+    (void)context;
+    return wherry_tensor_create(tensor->as.tensor, copy_p, error);
+}
+
 wherry_status wherry_value_copy(const wherry_value *value, wherry_value **copy_p, wherry_error *error) {
     if (!value || !copy_p) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "value and copy_p must not be NULL");
     }
-    return wh_value_rebuild(value, copy_leaf, copy_p, error);
+    return wh_value_copy_with(value, copy_tensor, NULL, copy_p, error);
 }

@@ -9,11 +9,11 @@
 #include "base/index.h"
 
 /** The content of a STRING, BYTES or BIGINT. */
-typedef struct wh_text {
+typedef struct wh_content {
     char *bytes; /**< The content, followed by a final zero. */
     size_t size;
     bool negative; /**< The sign of a BIGINT. Its bytes are its magnitude. */
-} wh_text;
+} wh_content;
 
 typedef struct wh_sequence {
     wherry_value **items;
@@ -49,7 +49,7 @@ struct wherry_value {
         bool boolean;
         int64_t integer;
         double numbers[2];
-        wh_text text;
+        wh_content text;
         wh_sequence sequence;
         wh_object object;
         wh_dict *dict;
@@ -113,12 +113,21 @@ wherry_status wh_dict_add(wherry_value *dict, wherry_value *key, uint64_t hash, 
                           wherry_error *error);
 
 /** Creates the leaf that replaces `leaf` in a copy. */
-typedef wherry_status (*wh_leaf_fn)(const wherry_value *leaf, wherry_value **copy_p, wherry_error *error);
+typedef wherry_status (*wh_leaf_fn)(void *context, const wherry_value *leaf, wherry_value **copy_p,
+                                    wherry_error *error);
 
 /**
  * Copies the containers, keys and objects of a tree. `leaf` creates each leaf of the copy. An empty
  * container counts as a leaf.
  */
-wherry_status wh_value_rebuild(const wherry_value *value, wh_leaf_fn leaf, wherry_value **copy_p, wherry_error *error);
+wherry_status wh_value_rebuild(const wherry_value *value, wh_leaf_fn leaf, void *context, wherry_value **copy_p,
+                               wherry_error *error);
+
+/**
+ * Copies a tree. `tensor` creates each tensor of the copy, also the local tensors of a DTENSOR or
+ * SHARDED, in the order of the walk.
+ */
+WH_SHARED wherry_status wh_value_copy_with(const wherry_value *value, wh_leaf_fn tensor, void *context,
+                                           wherry_value **copy_p, wherry_error *error);
 
 #endif

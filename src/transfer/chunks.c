@@ -45,9 +45,7 @@ static void finish(wh_chunks *chunks, uint64_t chunk, wh_chunk_state state) {
     uint64_t place = wh_chunk_set_find(&chunks->wanted, chunk);
     set_state(chunks, place, state);
     if (chunks->opened) {
-        uint64_t begin;
-        uint64_t length;
-        wherry_prepared_chunk(wherry_plan_prepared(chunks->plan), chunk, &begin, &length);
+        uint64_t length = wh_prepared_chunk_length(chunks->plan->prepared, chunk);
         unsigned char owner = atomic_load(chunks->owners + place);
         wh_trace_range(chunks->trace, chunks->opened[place], chunk, length, chunks->sources[owner].lane,
                        chunks->sources[owner].rank);
@@ -59,8 +57,9 @@ static void finish(wh_chunks *chunks, uint64_t chunk, wh_chunk_state state) {
 static void finish_delivered(void *context, uint64_t chunk) {
     wh_chunks *chunks = context;
     uint64_t place = wh_chunk_set_find(&chunks->wanted, chunk);
-    bool unchecked = chunks->unchecked && chunks->unchecked[place];
-    if (wh_chunks_state(chunks, place) == WH_CHUNK_OPEN) { /* else it was taken back meanwhile */
+    bool unchecked = chunks->digests && chunks->digests[place].by_message;
+    /* Otherwise the chunk was taken back in the meantime. */
+    if (wh_chunks_state(chunks, place) == WH_CHUNK_OPEN) {
         finish(chunks, chunk, unchecked ? WH_CHUNK_UNCHECKED : WH_CHUNK_LANDED);
     }
 }
@@ -97,11 +96,7 @@ void wh_chunks_destroy(wh_chunks *chunks) {
     wh_chunk_set_destroy(&chunks->wanted);
     wh_free(chunks->states);
     wh_free(chunks->owners);
-    wh_free(chunks->unchecked);
-    wh_free(chunks->has_digest);
-    wh_free(chunks->landed);
-    wh_free(chunks->claimed);
-    wh_free(chunks->has_claim);
+    wh_free(chunks->digests);
     wh_free(chunks->opened);
     *chunks = (wh_chunks){0};
 }
@@ -117,15 +112,10 @@ void wh_chunks_leak(wh_chunks *chunks) {
 }
 
 bool wh_chunks_reserve_digests(wh_chunks *chunks) {
-    uint64_t total = chunks->wanted.total;
-    if (!chunks->landed) {
-        chunks->landed = wh_alloc_zeroed(total, sizeof(*chunks->landed));
-        chunks->claimed = wh_alloc_zeroed(total, sizeof(*chunks->claimed));
-        chunks->has_claim = wh_alloc_zeroed(total, sizeof(*chunks->has_claim));
-        chunks->unchecked = wh_alloc_zeroed(total, sizeof(*chunks->unchecked));
-        chunks->has_digest = wh_alloc_zeroed(total, sizeof(*chunks->has_digest));
+    if (!chunks->digests) {
+        chunks->digests = wh_alloc_zeroed(chunks->wanted.total, sizeof(*chunks->digests));
     }
-    return chunks->landed && chunks->claimed && chunks->has_claim && chunks->unchecked && chunks->has_digest;
+    return chunks->digests != NULL;
 }
 
 bool wh_chunks_set_trace(wh_chunks *chunks, const wh_trace *trace) {
@@ -139,8 +129,8 @@ void wh_chunks_assign(wh_chunks *chunks, uint64_t chunk, uint8_t source) {
     if (wh_chunks_state(chunks, place) != WH_CHUNK_AWAITED) {
         set_state(chunks, place, WH_CHUNK_AGAIN);
     }
-    if (chunks->has_claim) {
-        chunks->has_claim[place] = chunks->unchecked[place] = chunks->has_digest[place] = false;
+    if (chunks->digests) {
+        chunks->digests[place] = (wh_chunk_digests){.by_message = false};
     }
     atomic_store(chunks->owners + place, source);
 }
@@ -160,19 +150,14 @@ void wh_chunks_take_back(wh_chunks *chunks, uint64_t chunk) {
     }
 }
 
-wherry_status wh_chunks_settle(wh_chunks *chunks, wherry_error *error) {
-    return wh_delivery_settle(&chunks->delivery, error);
-}
-
 /* ---- where bytes go: host memory ---- */
 
 typedef struct landing_work {
     wh_landing *landing;
     uint64_t length; /**< Length of the chunk. */
-    uint64_t at;     /**< Bytes of the chunk that are laid out. */
+    uint64_t at;     /**< Number of bytes of the chunk that were handled so far. */
     bool fill;       /**< Gaps get scratch memory, so that all bytes can be digested. */
-    bool failed;
-    uint64_t widest; /**< The longest gap. */
+    uint64_t widest; /**< Length of the longest gap. */
 } landing_work;
 
 static bool reserve_scratch(wh_landing *landing, uint64_t bytes) {
@@ -180,22 +165,25 @@ static bool reserve_scratch(wh_landing *landing, uint64_t bytes) {
 }
 
 /** Adds bytes without a destination. */
-static void add_gap(landing_work *work, uint64_t length) {
-    if (length) {
-        work->failed = work->failed || (work->fill && !reserve_scratch(work->landing, work->length));
-        char *base = work->fill && !work->failed ? (char *)work->landing->scratch + work->at : NULL;
-        work->failed = work->failed || !wh_segments_add(&work->landing->segments, base, length);
-        work->at += length;
-        work->widest = wh_max(work->widest, length);
+static bool add_gap(landing_work *work, uint64_t length) {
+    if (!length) {
+        return true;
     }
+    if (work->fill && !reserve_scratch(work->landing, work->length)) {
+        return false;
+    }
+    char *base = work->fill ? (char *)work->landing->scratch + work->at : NULL;
+    work->at += length;
+    work->widest = wh_max(work->widest, length);
+    return wh_segments_add(&work->landing->segments, base, length);
 }
 
+/** @return 1 if out of memory. */
 static int add_copy(void *context, const wherry_copy *copy) {
     landing_work *work = context;
-    add_gap(work, copy->chunk_offset - work->at);
-    work->failed = work->failed || !wh_segments_add(&work->landing->segments, copy->memory, copy->length);
+    bool ok = add_gap(work, copy->chunk_offset - work->at);
     work->at += copy->length;
-    return work->failed;
+    return !ok || !wh_segments_add(&work->landing->segments, copy->memory, copy->length);
 }
 
 /** Fills landing->segments with the destinations of a chunk in host memory. */
@@ -207,20 +195,15 @@ static bool lay_out(const wh_pull *pull, uint64_t chunk, uint64_t length, wh_lan
         return reserve_scratch(landing, length) && wh_segments_add(&landing->segments, landing->scratch, length);
     }
     landing_work work = {.landing = landing, .length = length, .fill = pull->verify};
-    wherry_plan_visit_chunk(chunks->plan, chunk, add_copy, &work);
-    if (!work.failed) {
-        add_gap(&work, length - work.at);
-    }
-    return !work.failed && (work.fill || reserve_scratch(landing, work.widest));
+    return wherry_plan_visit_chunk(chunks->plan, chunk, add_copy, &work) == 0 && add_gap(&work, length - work.at) &&
+           (work.fill || reserve_scratch(landing, work.widest));
 }
 
 static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landing, wherry_error *error) {
     const wh_pull *pull = context;
     wh_chunks *chunks = pull->chunks;
-    uint64_t begin;
-    uint64_t length;
     WH_TRY(admit(pull, chunk, error));
-    wherry_prepared_chunk(wherry_plan_prepared(chunks->plan), chunk, &begin, &length);
+    uint64_t length = wh_prepared_chunk_length(chunks->plan->prepared, chunk);
     landing->chunk = chunk;
     landing->slot = NULL;
     bool ok;
@@ -237,7 +220,7 @@ static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landin
     return ok ? WHERRY_OK : wh_fail_memory(error, "a chunk that has come");
 }
 
-/** Wakes the thread inside the call, if it may want to request more. */
+/** Wakes the thread inside the call if it may want to request more chunks. */
 static void note_finished(const wh_pull *pull) {
     if (atomic_load(&pull->wakes)) {
         wh_inbox_wake(pull->session.inbox);
@@ -254,14 +237,12 @@ static wherry_status sink_close(void *context, wh_landing *landing, const wherry
     landing->slot = NULL;
     if (pull->verify) {
         uint64_t place = wh_chunk_set_find(&chunks->wanted, landing->chunk);
-        bool in_band = pull->session.lane->traits & WH_LANE_DIGESTS;
-        if (digest) {
-            chunks->landed[place] = *digest;
-            chunks->has_digest[place] = true;
-        }
+        wh_chunk_digests *digests = chunks->digests + place;
+        digests->by_message = !(pull->session.lane->traits & WH_LANE_DIGESTS);
+        digests->has_landed = digest != NULL;
+        digests->landed = digest ? *digest : digests->landed;
         bool equal = digest && claimed && wh_digest_equal(digest, claimed);
-        state = !in_band ? WH_CHUNK_UNCHECKED : equal ? WH_CHUNK_LANDED : WH_CHUNK_BAD;
-        chunks->unchecked[place] = !in_band;
+        state = digests->by_message ? WH_CHUNK_UNCHECKED : equal ? WH_CHUNK_LANDED : WH_CHUNK_BAD;
     }
     if (slot && state != WH_CHUNK_BAD) {
         status = wh_delivery_close(&chunks->delivery, slot, error); /* finish_delivered follows */
@@ -285,93 +266,36 @@ static wherry_status sink_close(void *context, wh_landing *landing, const wherry
 typedef struct routing {
     wh_routes *routes;
     bool by_position; /**< The lane has push: routes start at positions, not at addresses. */
-    bool failed;
 } routing;
 
-/** Appends a route, merging it with the previous one if contiguous. */
-static bool add_route(wh_routes *routes, uint64_t from, char *to, uint64_t length, int32_t device) {
-    wh_route *last = routes->count ? routes->items + routes->count - 1 : NULL;
-    routes->bytes += length;
-    if (last && last->device == device && last->from + last->length == from && (char *)last->to + last->length == to) {
-        last->length += length;
-        return true;
-    }
-    if (!WH_GROW(routes->items, routes->capacity, routes->count)) {
-        return false;
-    }
-    routes->items[routes->count++] = (wh_route){from, to, length, device};
-    return true;
-}
-
-/** The last segment that begins at or before a position of the chunk, by binary search. */
-static size_t find_segment(const wh_routes *routes, uint64_t position) {
-    size_t low = 0;
-    size_t high = routes->origin.count;
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        if (routes->begins[middle] <= position) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
+/** @return 1 if out of memory. */
 static int route_copy(void *context, const wherry_copy *copy) {
-    routing *r = context;
-    const wh_segments *origin = &r->routes->origin;
-    char *to = copy->memory;
+    const routing *r = context;
     int32_t device = wherry_storage_device(copy->storage).kind != WHERRY_DEVICE_CPU
                          ? wherry_storage_device(copy->storage).index
                          : -1;
-    for (uint64_t i = 0; i < copy->count && !r->failed; i++) {
+    bool ok = true;
+    for (uint64_t i = 0; i < copy->count && ok; i++) {
         uint64_t position = copy->chunk_offset + i * copy->chunk_stride;
-        if (r->by_position) {
-            r->failed =
-                !add_route(r->routes, r->routes->span + position, to + i * copy->storage_stride, copy->length, device);
-            continue;
-        }
-        size_t at = find_segment(r->routes, position);
-        for (uint64_t done = 0; done < copy->length && !r->failed; at++) {
-            uint64_t into = position + done - r->routes->begins[at];
-            uint64_t part = wh_min(copy->length - done, origin->items[at].iov_len - into);
-            uint64_t from = (uint64_t)(uintptr_t)origin->items[at].iov_base + into;
-            r->failed = !add_route(r->routes, from, to + i * copy->storage_stride + done, part, device);
-            done += part;
-        }
+        char *to = (char *)copy->memory + i * copy->storage_stride;
+        ok = r->by_position ? wh_routes_add(r->routes, r->routes->span + position, to, copy->length, device)
+                            : wh_routes_add_run(r->routes, position, to, copy->length, device);
     }
-    return r->failed;
-}
-
-/** Finds the runs of a chunk at the source, and where in the chunk each of them begins. */
-static wherry_status find_origin(const wh_pull *pull, uint64_t chunk, wh_routes *routes, wherry_error *error) {
-    WH_TRY(wh_origin_gather(pull->chunks->plan->prepared, pull->addresses, chunk, &routes->origin, error));
-    if (!WH_RESERVE(routes->begins, routes->begin_capacity, routes->origin.count)) {
-        return wh_fail_memory(error, "the routes of a chunk");
-    }
-    uint64_t begin = 0;
-    for (size_t i = 0; i < routes->origin.count; i++) {
-        routes->begins[i] = begin;
-        begin += routes->origin.items[i].iov_len;
-    }
-    return WHERRY_OK;
+    return !ok;
 }
 
 static wherry_status sink_route(void *context, uint64_t chunk, wh_routes *routes, wherry_error *error) {
     const wh_pull *pull = context;
     const wh_chunks *chunks = pull->chunks;
-    uint64_t begin;
-    uint64_t length;
     WH_TRY(admit(pull, chunk, error));
     if (pull->addresses) {
-        WH_TRY(find_origin(pull, chunk, routes, error));
+        WH_TRY(wh_origin_gather(chunks->plan->prepared, pull->addresses, chunk, &routes->origin, error));
+        WH_TRY_ALLOC(wh_routes_locate(routes), error, "the routes of a chunk");
     }
-    wherry_prepared_chunk(chunks->plan->prepared, chunk, &begin, &length);
-    routing r = {routes, !pull->addresses, false};
-    wherry_plan_visit_chunk(chunks->plan, chunk, route_copy, &r);
-    routes->span += length;
-    return r.failed ? wh_fail_memory(error, "the routes of a chunk") : WHERRY_OK;
+    routing r = {routes, !pull->addresses};
+    WH_TRY_ALLOC(wherry_plan_visit_chunk(chunks->plan, chunk, route_copy, &r) == 0, error, "the routes of a chunk");
+    routes->span += wh_prepared_chunk_length(chunks->plan->prepared, chunk);
+    return WHERRY_OK;
 }
 
 static wherry_status sink_arrived(void *context, uint64_t chunk, wherry_error *error) {
@@ -428,8 +352,9 @@ wh_sink wh_pull_sink(wh_pull *pull) {
 wh_chunk_state wh_chunks_judge(wh_chunks *chunks, uint64_t chunk) {
     uint64_t place = wh_chunk_set_find(&chunks->wanted, chunk);
     wh_chunk_state state = wh_chunks_state(chunks, place);
-    if (state == WH_CHUNK_UNCHECKED && chunks->has_claim[place]) {
-        bool equal = wh_digest_equal(chunks->landed + place, chunks->claimed + place);
+    const wh_chunk_digests *digests = chunks->digests + place;
+    if (state == WH_CHUNK_UNCHECKED && digests->has_claimed) {
+        bool equal = digests->has_landed && wh_digest_equal(&digests->landed, &digests->claimed);
         state = equal ? WH_CHUNK_LANDED : WH_CHUNK_BAD;
         set_state(chunks, place, state);
     }
@@ -438,7 +363,7 @@ wh_chunk_state wh_chunks_judge(wh_chunks *chunks, uint64_t chunk) {
 
 bool wh_chunks_claim(wh_chunks *chunks, uint8_t source, uint64_t first, const void *digests, size_t count,
                      bool strict) {
-    if (!chunks->has_claim || first > UINT64_MAX - count) {
+    if (!chunks->digests || first > UINT64_MAX - count) {
         return false;
     }
     for (size_t i = 0; i < count; i++) {
@@ -450,8 +375,8 @@ bool wh_chunks_claim(wh_chunks *chunks, uint8_t source, uint64_t first, const vo
         if (!owned) {
             continue;
         }
-        memcpy(chunks->claimed[place].bytes, (const char *)digests + i * WHERRY_DIGEST_BYTES, WHERRY_DIGEST_BYTES);
-        chunks->has_claim[place] = true;
+        memcpy(&chunks->digests[place].claimed, (const char *)digests + i * WHERRY_DIGEST_BYTES, WHERRY_DIGEST_BYTES);
+        chunks->digests[place].has_claimed = true;
         wh_chunks_judge(chunks, first + i);
     }
     return true;

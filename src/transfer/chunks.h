@@ -40,38 +40,45 @@
 
 typedef enum wh_chunk_state {
     WH_CHUNK_AWAITED,
-    WH_CHUNK_AGAIN,     /**< Awaited again: some of its bytes were written. */
+    WH_CHUNK_AGAIN,     /**< Like AWAITED, but some of its bytes were written before. */
     WH_CHUNK_OPEN,      /**< Its bytes are landing, or are being copied to a device. */
     WH_CHUNK_UNCHECKED, /**< All bytes are at their destinations; the digest has not come. */
     WH_CHUNK_LANDED,    /**< All bytes are at their destinations. */
     WH_CHUNK_BAD,       /**< All bytes have come, but they differ from the source's. */
 } wh_chunk_state;
 
-/** The most sources of a receive, and the owner of a chunk that is assigned to none. */
-enum { WH_SOURCES_MAX = WHERRY_SOURCES_MAX, WH_NO_SOURCE = 255 };
+/** The owner of a chunk that is assigned to no source. */
+enum { WH_NO_SOURCE = 255 };
+
+/** The digests of a chunk. */
+typedef struct wh_chunk_digests {
+    wherry_digest landed;  /**< The digest of the bytes that have landed. */
+    wherry_digest claimed; /**< The digest that the source claims. */
+    bool has_landed;
+    bool has_claimed;
+    bool by_message; /**< `claimed` comes in a DIGESTS message. */
+} wh_chunk_digests;
 
 /** Starts as {0}. "By place" means: indexed by the chunk's place in `wanted`. */
 typedef struct wh_chunks {
     const wherry_plan *plan;
-    wh_chunk_set wanted;    /**< All chunks of the receive. */
-    atomic_uchar *states;   /**< By place: a wh_chunk_state. */
-    atomic_uchar *owners;   /**< By place: the number of the source that it is assigned to. */
-    wherry_digest *landed;  /**< By place: the digest of what landed; with verify. */
-    wherry_digest *claimed; /**< By place: the digest that the source claims; with verify. */
-    bool *has_claim;        /**< By place: claimed is valid; with verify. */
-    bool *unchecked;        /**< By place: the digest comes by message; with verify. */
-    /** By place: `landed` is of the bytes that are there; with verify. */
-    bool *has_digest;
+    wh_chunk_set wanted;  /**< All chunks of the receive. */
+    atomic_uchar *states; /**< By place: a wh_chunk_state. */
+    atomic_uchar *owners; /**< By place: the number of the source that it is assigned to. */
+    /**
+     * By place; NULL without verify. Workers may read it while another session begins to verify.
+     */
+    wh_chunk_digests *_Atomic digests;
     _Atomic uint64_t moved;   /**< Bytes, including those that came more than once. */
     _Atomic uint64_t current; /**< The chunk that was opened last; UINT64_MAX: none. */
-    wh_delivery delivery;     /**< Of chunks for devices. */
+    wh_delivery delivery;     /**< Delivers the chunks of devices. */
     const wh_trace *trace;    /**< Receives an event per chunk; NULL: none. */
     uint64_t *opened;         /**< By place, with trace: when the chunk was opened. */
     /** For events. Changes only while the source has no session. */
     struct {
         int32_t rank;
         const char *lane;
-    } sources[WH_SOURCES_MAX];
+    } sources[WHERRY_SOURCES_MAX];
 } wh_chunks;
 
 /** The receiver's side of a session: chunks that come from one source. Starts as {0}. */
@@ -79,8 +86,8 @@ typedef struct wh_pull {
     wh_session session;
     wh_chunks *chunks;
     uint8_t source; /**< The number of the source. */
-    bool verify;    /**< Digests are wanted. */
-    /** Wake the inbox after each chunk, because more may be requested. */
+    bool verify;    /**< True if digests are wanted. */
+    /** Wake the inbox after each chunk, because more chunks may be requested. */
     atomic_bool wakes;
     /** Addresses of the source's storages, for wh_origin_gather; NULL if the lane has push. */
     const void *addresses;
@@ -119,17 +126,14 @@ bool wh_chunks_reserve_digests(wh_chunks *chunks);
  */
 void wh_chunks_assign(wh_chunks *chunks, uint64_t chunk, uint8_t source);
 
-/** Takes a chunk back from its source, unless it has landed: nobody may open it. */
+/** Takes a chunk back from its source, unless it has landed. Nobody may open it then. */
 void wh_chunks_take_back(wh_chunks *chunks, uint64_t chunk);
 
-/** A chunk that has landed is awaited again, because its source was lost. */
+/** Awaits a chunk again that has landed, because its source was lost. */
 void wh_chunks_reset(wh_chunks *chunks, uint64_t chunk);
 
 /** The interface for the lane of a session. Valid as long as `pull`. */
 wh_sink wh_pull_sink(wh_pull *pull);
-
-/** Waits until all closed chunks are on their devices. @return as wh_delivery_settle. */
-wherry_status wh_chunks_settle(wh_chunks *chunks, wherry_error *error);
 
 /**
  * Records digests that a source claims, for the chunks from `first` on, and judges those that have
@@ -140,7 +144,7 @@ wherry_status wh_chunks_settle(wh_chunks *chunks, wherry_error *error);
  */
 bool wh_chunks_claim(wh_chunks *chunks, uint8_t source, uint64_t first, const void *digests, size_t count, bool strict);
 
-/** Judges a chunk that has landed, if its digest has come. @return its state. */
+/** Judges a chunk that has landed, if its digest has arrived. @return its state. */
 wh_chunk_state wh_chunks_judge(wh_chunks *chunks, uint64_t chunk);
 
 /** @param place  of the chunk in `wanted`. */

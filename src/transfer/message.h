@@ -22,8 +22,10 @@
 #include <wherry/base.h>
 #include <wherry/expert.h>
 
+#include "base/bytes.h"
 #include "base/text.h"
-#include "lane/lane.h"
+#include "group/group.h"
+#include "lane/lane_list.h"
 
 struct wh_call;
 
@@ -42,59 +44,52 @@ typedef enum wh_message_type {
     WH_DIGESTS = 9,     /**< source: the digests of these chunks. */
     WH_PROGRESS = 10,   /**< either: I have moved this many bytes. */
     WH_DONE = 11,       /**< receiver: I have all bytes. */
-    WH_RELEASED = 12,   /**< source: they are valid; the lease has ended. */
-    WH_REVOKED = 13,    /**< source: the lease has ended; nothing that was received is valid. */
+    WH_RELEASED = 12,   /**< source: the bytes are valid; the lease has ended. */
+    WH_REVOKED = 13,    /**< source: the lease has ended; no received byte is valid. */
     WH_ABORT = 14,      /**< either: I give up, for this reason. */
-    WH_COMPARE = 15,    /**< receiver: send the digests of these chunks; I may have them. */
-    WH_CLOSE = 16,      /**< receiver: close the lane; I do not want the rest of its chunks. */
-    WH_CONFIRM = 17,    /**< receiver: is your state unchanged? I have read from it. */
-    WH_CONFIRMED = 18,  /**< source: it is unchanged, and the lease goes on. */
+    /** receiver: send the digests of these chunks, because I may have the chunks. */
+    WH_COMPARE = 15,
+    WH_CLOSE = 16,     /**< receiver: close the lane; I do not want the rest of its chunks. */
+    WH_CONFIRM = 17,   /**< receiver: is your state unchanged? I have read from it. */
+    WH_CONFIRMED = 18, /**< source: my state is unchanged, and the lease continues. */
 } wh_message_type;
 
-/** Borrowed bytes of a message. */
-typedef struct wh_bytes {
-    const void *bytes;
-    size_t size;
-} wh_bytes;
-
-enum { WH_OFFERED_LANES_MAX = 8, WH_REASON_MAX = 640, WH_REASON_PATH_MAX = 255 };
-
-/** A lane in an OFFER. */
-typedef struct wh_offered_lane {
-    wh_bytes name;
-    wh_bytes offer;
-} wh_offered_lane;
+enum { WH_REASON_MAX = 640, WH_REASON_PATH_MAX = 255 };
 
 /** The fields of all messages. Each comment says which types have the field. */
 typedef struct wh_note {
     wh_message_type type;
-    uint16_t version; /**< WANT, OFFER */
+    uint64_t version; /**< WANT, OFFER: the version of the message that was read. */
     uint64_t nonce;   /**< WANT, WITHDRAW */
     uint64_t id;      /**< OFFER: the tag of the source's inbox. */
     uint64_t epoch;   /**< OFFER, DONE, RELEASED, REVOKED, CONFIRM, CONFIRMED */
     int64_t step;     /**< WANT, OFFER */
-    uint8_t verify;   /**< WANT, OFFER: a wherry_verify. PLAN: 1 if digests are wanted. */
+    uint64_t verify;  /**< WANT, OFFER: a wherry_verify. PLAN: 1 if digests are wanted. */
     /** OFFER: 1 if most of the source's memory is on small pages. */
-    uint8_t small_pages;
-    uint8_t last; /**< PLAN, REQUEST: 1 if no REQUEST follows; the lane ends after its chunks. */
+    uint64_t small_pages;
+    /** PLAN, REQUEST: 1 if no REQUEST follows; the lane ends after its chunks. DONE: 1 if the
+     * receiver does not rely on the answer. */
+    uint64_t last;
     /** PLAN, REFUSE_LANE: the number of the PLAN in this conversation, counted from 1. */
-    uint32_t session;
-    uint64_t bytes;   /**< PLAN, REQUEST: of all its chunks. PROGRESS, DONE: moved so far. */
-    uint64_t first;   /**< DIGESTS: the first chunk. */
-    int32_t status;   /**< WITHDRAW, REVOKED, ABORT: why. ASSISTED: the result. */
-    wh_bytes path;    /**< With status: the path of the tensor, as text. */
+    uint64_t session;
+    /** PLAN, REQUEST: bytes of all its chunks. PROGRESS, DONE: bytes moved so far. */
+    uint64_t bytes;
+    uint64_t strong;  /**< COMPARE, DIGESTS: 1 for digests that an attacker cannot match. */
+    uint64_t first;   /**< DIGESTS: number of the first chunk. */
+    int64_t status;   /**< WITHDRAW, REVOKED, ABORT: the reason. ASSISTED: the result. */
+    wh_bytes path;    /**< All messages with a status: the path of the tensor, as text. */
     wh_bytes text;    /**< WITHDRAW, REFUSE_LANE, ASSISTED, REVOKED, ABORT: a message for people. */
     wh_bytes lane;    /**< PLAN, ASSIST: the name of the lane. */
-    wh_bytes request; /**< PLAN, ASSIST: for the lane. */
+    wh_bytes request; /**< PLAN, ASSIST: bytes for the lane. */
     /** WANT: fingerprint of the manifest that the receiver has (WHERRY_DIGEST_BYTES), or empty. */
     wh_bytes known;
-    wh_bytes manifest; /**< OFFER; empty if the receiver has the same one. */
+    wh_bytes manifest; /**< OFFER: the manifest; empty if the receiver has the same one. */
     /** OFFER: address of each storage, 8 bytes each; empty if no lane needs them. */
     wh_bytes addresses;
-    wh_bytes intervals; /**< PLAN, REQUEST, COMPARE: 16 bytes each: wh_intervals_decode. */
-    wh_bytes digests;   /**< DIGESTS: WHERRY_DIGEST_BYTES each. */
-    size_t lane_count;  /**< OFFER */
-    wh_offered_lane lanes[WH_OFFERED_LANES_MAX];
+    /** PLAN, REQUEST, COMPARE: intervals of chunks, 16 bytes each: see wh_intervals_decode. */
+    wh_bytes intervals;
+    wh_bytes digests; /**< DIGESTS: WHERRY_DIGEST_BYTES each. */
+    wh_bytes lanes;   /**< OFFER: encoded; wh_lanes_add, wh_lanes_find. */
 } wh_note;
 
 /** Appends the message. Cuts texts that are too long. Without memory, sets message->failed. */
@@ -107,17 +102,11 @@ void wh_note_encode(const wh_note *note, wh_string *message);
  */
 wherry_status wh_note_decode(const void *bytes, size_t size, wh_note *note_p, wherry_error *error);
 
-/** Appends intervals in the encoding of wh_note.intervals. */
-void wh_intervals_encode(const wherry_interval *intervals, size_t count, wh_string *bytes);
+/** Appends a lane to the list of an OFFER. `lanes` starts as {0}. */
+void wh_lanes_add(wh_string *lanes, const char *name, const void *offer, size_t size);
 
-/**
- * Reads intervals, which must be ascending and must not touch.
- * @param chunks       the number of chunks: all intervals must be below it.
- * @param intervals_p  belongs to the caller: wh_free.
- * @return WHERRY_OK; WHERRY_MALFORMED; WHERRY_OUT_OF_BOUNDS; WHERRY_NO_MEMORY.
- */
-wherry_status wh_intervals_decode(wh_bytes bytes, uint64_t chunks, wherry_interval **intervals_p, size_t *count_p,
-                                  wherry_error *error);
+/** Finds the offer of a lane in the lanes of an OFFER. @return false if there is no such lane. */
+bool wh_lanes_find(wh_bytes lanes, const char *name, wh_bytes *offer_p);
 
 /** Fills status, path and text of a note. The note borrows from the error. */
 void wh_note_reason(wh_note *note, wherry_status status, const wherry_error *error);
@@ -126,44 +115,21 @@ void wh_note_reason(wh_note *note, wherry_status status, const wherry_error *err
  * Fills an error with the reason that a peer gave: "rank 2 <what>: <text of the note>".
  * @return status.
  */
-wherry_status wh_fail_note(wherry_error *error, wherry_status status, int32_t rank, const wh_note *note,
-                           const char *what);
+wherry_status wh_fail_note(wherry_error *error, wherry_status status, int32_t rank, const char *name,
+                           const wh_note *note, const char *what);
 
 /**
  * Encodes and sends a message. Blocks while the peer takes no messages.
+ * @param call  a cancel or an interrupt of it ends the wait; NULL: nothing does.
  * @return as wh_group_send; WHERRY_CANCELLED if the call was cancelled or interrupted meanwhile.
  */
-wherry_status wh_note_send(const wh_note *note, struct wh_call *call, int32_t rank, uint64_t tag, wh_deadline deadline,
-                           wherry_error *error);
+wherry_status wh_note_send(const wh_note *note, struct wh_call *call, wh_group *group, int32_t rank, uint64_t tag,
+                           wh_deadline deadline, wherry_error *error);
 
 /**
  * Encodes and sends a message that the peer can do without: progress, or the reason why a call
  * ends. Ignores a cancel of the call, and all errors.
  */
 void wh_note_try_send(const wh_note *note, wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline);
-
-/* ---- messages that wait ---- */
-
-/** Encoded messages for one peer that could not be sent at once. Starts as {0}. */
-typedef struct wh_backlog {
-    struct wh_waiting_message *first; /**< Oldest first. */
-    size_t count;
-    size_t bytes;
-} wh_backlog;
-
-/**
- * Sends a message if that is possible without waiting, or keeps it. Over a group without sockets, a
- * long message is sent at once, because it goes in parts.
- * @return WHERRY_OK, also if it is kept; WHERRY_TIMED_OUT if too many wait; as wh_group_send.
- */
-wherry_status wh_backlog_tell(wh_backlog *backlog, const wh_note *note, struct wh_call *call, int32_t rank,
-                              uint64_t tag, wherry_error *error);
-
-/** Sends what waits, as far as that is possible without waiting. @return as wh_group_send. */
-wherry_status wh_backlog_flush(wh_backlog *backlog, struct wh_call *call, int32_t rank, uint64_t tag,
-                               wherry_error *error);
-
-/** Drops all messages. */
-void wh_backlog_clear(wh_backlog *backlog);
 
 #endif

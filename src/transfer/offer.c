@@ -1,8 +1,6 @@
 #include "transfer/offer.h"
 
 #include <string.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/bytes.h"
@@ -17,12 +15,6 @@
 
 /** Room in an OFFER message for everything except manifest and addresses; more than it needs. */
 enum { OFFER_REST_BYTES = 2 << 20 };
-
-/**
- * Each mapping of device memory takes a file descriptor while it is offered. All offers together
- * use at most this part (a third) of the descriptors that the process may have.
- */
-enum { DESCRIPTORS_SHARE = 3 };
 
 /* ---- preparing ---- */
 
@@ -69,12 +61,6 @@ static wherry_status check_memory(const wh_offer *offer, const wherry_value *sta
     return found.status;
 }
 
-static void free_manifest(wh_offer *offer) {
-    wherry_free(offer->manifest);
-    offer->manifest = NULL;
-    offer->manifest_size = 0;
-}
-
 /** Fills everything up to the manifest. */
 static wherry_status prepare(wh_offer *offer, const wherry_value *state, int64_t rank, bool exact,
                              wherry_error *error) {
@@ -98,9 +84,7 @@ static wherry_status locate(wh_offer *offer, wherry_error *error) {
     for (size_t i = 0; i < offer->summary.storages; i++) {
         wh_append_number(&offer->addresses, (uintptr_t)prepared->storage_fields[i].memory, 8);
     }
-    if (offer->addresses.failed) {
-        return wh_fail_memory(error, "a checkpoint's addresses");
-    }
+    WH_TRY_ALLOC(!offer->addresses.failed, error, "a checkpoint's addresses");
     return offer->manifest_size + offer->addresses.size <= WH_MESSAGE_MAX - OFFER_REST_BYTES
                ? WHERRY_OK
                : wh_fail(error, WHERRY_LIMIT,
@@ -111,152 +95,46 @@ static wherry_status locate(wh_offer *offer, wherry_error *error) {
 
 /* ---- shared device memory ---- */
 
-/** Descriptors of all offers of this process. */
-static atomic_size_t descriptors;
-
-static wherry_status count_descriptor(wherry_error *error) {
-    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
-    getrlimit(RLIMIT_NOFILE, &limit);
-    size_t most = limit.rlim_cur == RLIM_INFINITY ? SIZE_MAX : (size_t)(limit.rlim_cur / DESCRIPTORS_SHARE);
-    if (atomic_fetch_add(&descriptors, 1) < most) {
-        return WHERRY_OK;
-    }
-    atomic_fetch_sub(&descriptors, 1);
-    return wh_fail(error, WHERRY_UNSUPPORTED,
-                   "the state lies in more than %zu mappings (expandable segments), each of which takes a file "
-                   "descriptor while it is sent: allow more by ulimit -n",
-                   most);
-}
-
-static void close_descriptor(const wh_cuda_allocation *one) {
-    if (one->fd >= 0) {
-        close(one->fd);
-        atomic_fetch_sub(&descriptors, 1);
-    }
-}
-
-/** The number of allocations that begin at or before an address, by binary search. */
-static size_t count_before(const wh_shared_memory *shared, uint64_t address) {
-    size_t low = 0;
-    size_t high = shared->count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (shared->items[middle].base <= address) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
-/** Takes over the file descriptor of the allocation, also on failure. */
-static wherry_status insert(wh_shared_memory *shared, size_t *capacity, const wh_cuda_allocation *one,
-                            wherry_error *error) {
-    wherry_status status = one->fd >= 0 ? count_descriptor(error) : WHERRY_OK;
-    if (status != WHERRY_OK) {
-        close(one->fd);
-        return status;
-    }
-    if (!WH_GROW(shared->items, *capacity, shared->count)) {
-        close_descriptor(one);
-        return wh_fail_memory(error, "the allocations of a state");
-    }
-    size_t at = count_before(shared, one->base);
-    memmove(shared->items + at + 1, shared->items + at, (shared->count++ - at) * sizeof(*shared->items));
-    shared->items[at] = *one;
-    return WHERRY_OK;
-}
-
-/** Adds the allocations of a storage: one, or several mappings. */
-static wherry_status add_storage(wh_shared_memory *shared, size_t *capacity, const wherry_storage *storage,
-                                 wherry_error *error) {
-    uint64_t at = (uint64_t)(uintptr_t)wherry_storage_data(storage);
-    uint64_t end = at + wherry_storage_nbytes(storage);
-    wherry_status status = WHERRY_OK;
-    while (at < end && status == WHERRY_OK) {
-        size_t before = count_before(shared, at);
-        const wh_cuda_allocation *known = before ? shared->items + before - 1 : NULL;
-        wh_cuda_allocation found;
-        if (known && at - known->base < known->size) {
-            at = known->base + known->size;
-            continue;
-        }
-        status = wh_cuda_describe((void *)(uintptr_t)at, &found, error);
-        if (status == WHERRY_OK) {
-            status = insert(shared, capacity, &found, error);
-            at = found.base + found.size;
-        }
-    }
-    return status;
-}
-
-static void stop_sharing(wh_shared_memory *shared) {
-    for (size_t i = 0; i < shared->count; i++) {
-        close_descriptor(shared->items + i);
-    }
-    wh_free(shared->items);
-    *shared = (wh_shared_memory){0};
-}
-
 /** Fills offer->shared: the allocations, or the reason why there are none. */
 static void share(wh_offer *offer, bool keeps) {
     wh_shared_memory *shared = &offer->shared;
-    size_t capacity = 0;
     wherry_status status = WHERRY_OK;
     wherry_error error = {.status = WHERRY_OK};
     shared->keeps = keeps;
     for (size_t i = 0; i < offer->prepared->storage_count && status == WHERRY_OK; i++) {
         const wherry_storage *storage = offer->prepared->storages[i];
         if (wherry_storage_device(storage).kind == WHERRY_DEVICE_CUDA) {
-            status = add_storage(shared, &capacity, storage, &error);
+            status = wh_shared_memory_add(shared, wherry_storage_data(storage), wherry_storage_nbytes(storage), &error);
         }
     }
     if (status != WHERRY_OK) {
-        stop_sharing(shared);
+        wh_shared_memory_destroy(shared);
         shared->reason = error;
     }
 }
 
 /* ---- creating and releasing ---- */
 
-/** @param offer_p  set if there was memory for it, also if preparing it has failed. */
-static wherry_status create_prepared(const wherry_value *state, int64_t rank, bool exact, wh_offer **offer_p,
-                                     wherry_error *error) {
-    wh_offer *offer = wh_alloc_zeroed(1, sizeof(*offer));
-    if (!offer) {
-        return wh_fail_memory(error, "an offer");
-    }
-    atomic_init(&offer->references, 1);
-    *offer_p = offer;
-    return prepare(offer, state, rank, exact, error);
-}
-
 wherry_status wh_offer_create(const wherry_value *state, int64_t rank, bool exact, wh_sharing sharing,
                               wh_offer **offer_p, wherry_error *error) {
-    wh_offer *offer = NULL;
-    wherry_status status = create_prepared(state, rank, exact, &offer, error);
-    WH_THEN(status, locate(offer, error));
+    wh_offer *offer = wh_alloc_zeroed(1, sizeof(*offer));
+    WH_TRY_ALLOC(offer, error, "an offer");
+    atomic_init(&offer->references, 1);
+    wherry_status status = prepare(offer, state, rank, exact, error);
+    if (sharing == WH_SHARE_NEVER) {
+        wherry_free(offer->manifest);
+        offer->manifest = NULL;
+        offer->manifest_size = 0;
+    } else {
+        WH_THEN(status, locate(offer, error));
+    }
     if (status != WHERRY_OK) {
         wh_offer_unref(offer);
         return status;
     }
-    if (offer->devices && sharing != WH_SHARE_NOTHING) {
+    if (offer->devices && sharing >= WH_SHARE_DEVICES) {
         share(offer, sharing == WH_SHARE_KEPT_DEVICES);
     }
-    *offer_p = offer;
-    return WHERRY_OK;
-}
-
-wherry_status wh_offer_create_to_compare(const wherry_value *target, int64_t rank, bool exact, wh_offer **offer_p,
-                                         wherry_error *error) {
-    wh_offer *offer = NULL;
-    wherry_status status = create_prepared(target, rank, exact, &offer, error);
-    if (status != WHERRY_OK) {
-        wh_offer_unref(offer);
-        return status;
-    }
-    free_manifest(offer);
     *offer_p = offer;
     return WHERRY_OK;
 }
@@ -270,9 +148,9 @@ void wh_offer_unref(wh_offer *offer) {
     if (!offer || atomic_fetch_sub_explicit(&offer->references, 1, memory_order_acq_rel) > 1) {
         return;
     }
-    stop_sharing(&offer->shared);
+    wh_shared_memory_destroy(&offer->shared);
     wherry_prepared_destroy(offer->prepared);
-    free_manifest(offer);
+    wherry_free(offer->manifest);
     wh_free(offer->addresses.bytes);
     wh_free(offer);
 }

@@ -23,25 +23,31 @@ typedef struct wh_offer {
     atomic_uint references;
     wherry_prepared *prepared;
     wherry_prepared_summary summary;
-    wherry_digest fingerprint; /**< Of the manifest. */
+    wherry_digest fingerprint; /**< The fingerprint of the manifest. */
     uint64_t devices;          /**< One bit per CUDA device that has some of the storages. */
-    /* Empty if the offer was created by wh_offer_create_to_compare: */
+    /* Empty with WH_SHARE_NEVER: */
     void *manifest;
     size_t manifest_size;
-    wh_string addresses;     /**< Of the storages, 8 bytes each, as in an OFFER message. */
+    /** The addresses of the storages, 8 bytes each, as in an OFFER message. */
+    wh_string addresses;
     bool small_pages;        /**< Most of the memory is on small pages. */
-    wh_shared_memory shared; /**< Empty with WH_SHARE_NOTHING. */
+    wh_shared_memory shared; /**< The allocations of device memory; empty without sharing. */
 } wh_offer;
 
-/** How an offer prepares its device memory for other processes. */
+/** Who may read an offer and its device memory. */
 typedef enum wh_sharing {
-    WH_SHARE_NOTHING, /**< No lane of the call needs it. */
+    /**
+     * Nobody will read the offer: only its fingerprint is compared. It has no manifest and no
+     * addresses.
+     */
+    WH_SHARE_NEVER,
+    WH_SHARE_NOTHING, /**< No lane of the call needs to share device memory. */
     WH_SHARE_DEVICES,
     WH_SHARE_KEPT_DEVICES, /**< The caller has promised to keep the memory allocated. */
 } wh_sharing;
 
 /**
- * Prepares a state to be read by others.
+ * Prepares a state to be read by others, or to be compared with that of a source.
  * @param state    borrowed for this call.
  * @param rank     of this process in meshes and placements: wh_call_rank.
  * @param exact    chunks have no bytes between tensors, so that all sources of the same state have
@@ -54,14 +60,6 @@ typedef enum wh_sharing {
  */
 wherry_status wh_offer_create(const wherry_value *state, int64_t rank, bool exact, wh_sharing sharing,
                               wh_offer **offer_p, wherry_error *error);
-
-/**
- * Prepares a target as if it were to be read, so that a receiver can compare its fingerprint with
- * that of the source. Has no manifest and no addresses, and so cannot be read.
- * @return as wh_offer_create.
- */
-wherry_status wh_offer_create_to_compare(const wherry_value *target, int64_t rank, bool exact, wh_offer **offer_p,
-                                         wherry_error *error);
 
 /** Adds a reference. @return the offer. */
 wh_offer *wh_offer_ref(wh_offer *offer);

@@ -18,27 +18,19 @@ const wh_lane_ops wh_lane_digests = {.name = "digests", .traits = WH_LANE_ONE_SI
 
 /* ---- digests that go by message ---- */
 
-static void note_digest(wh_push *push, uint64_t chunk, const wherry_digest *digest) {
-    pthread_mutex_lock(&push->lock);
-    push->digests[chunk] = *digest;
-    size_t request = wh_session_find(&push->session, chunk, push->told);
-    while (request != SIZE_MAX && request < push->left_count && !push->left[request]) {
-        request = wh_session_find(&push->session, chunk, request + 1);
-    }
-    bool complete = request != SIZE_MAX && request < push->left_count && --push->left[request] == 0;
-    pthread_mutex_unlock(&push->lock);
-    if (complete) {
+static void digest_chunk(wh_push *push, wh_digester *digester, uint64_t chunk, const wh_segments *segments) {
+    push->digests[chunk] = wh_digest_of(digester, segments->items, segments->count);
+    if (wh_session_finish(&push->session, chunk)) {
         wh_inbox_wake(push->session.inbox);
     }
 }
 
-/** Digests a chunk that is about to be sent, for a lane that does not. */
+/** Computes the digest of a chunk that is about to be sent, if the lane does not carry digests. */
 static wherry_status digest_gathered(wh_push *push, uint64_t chunk, const wh_segments *segments, wherry_error *error) {
     wh_digester *digester = wh_digester_create();
     WH_TRY(wh_check_memory(digester, error, "a digest"));
-    wherry_digest digest = wh_digest_of(digester, segments->items, segments->count);
+    digest_chunk(push, digester, chunk, segments);
     wh_digester_destroy(digester);
-    note_digest(push, chunk, &digest);
     return WHERRY_OK;
 }
 
@@ -47,7 +39,7 @@ static wherry_status digest_all(void *context, uint32_t worker, wherry_error *er
     wh_push *push = context;
     (void)worker;
     wh_segments segments = {0};
-    wh_digester *digester = wh_digester_create();
+    wh_digester *digester = push->strong ? wh_digester_create_strong() : wh_digester_create();
     wherry_status status = wh_check_memory(digester, error, "a digest");
     wh_more more = WH_MORE_NOW;
     while (status == WHERRY_OK && more != WH_MORE_NEVER) {
@@ -55,9 +47,8 @@ static wherry_status digest_all(void *context, uint32_t worker, wherry_error *er
         while (status == WHERRY_OK && wh_session_next(&push->session, &chunk)) {
             status = wh_offer_gather(push->offer, chunk, &segments, error);
             if (status == WHERRY_OK) {
-                wherry_digest digest = wh_digest_of(digester, segments.items, segments.count);
+                digest_chunk(push, digester, chunk, &segments);
                 atomic_fetch_add_explicit(&push->digested, segments.bytes, memory_order_relaxed);
-                note_digest(push, chunk, &digest);
             }
         }
         more = wh_session_more(&push->session, WH_STOP_LOOK_MS);
@@ -72,27 +63,19 @@ wherry_status wh_push_tell_digests(wh_push *push, wh_tell_digests_fn tell, void 
         return WHERRY_OK;
     }
     wherry_status status = WHERRY_OK;
-    for (;;) {
-        pthread_mutex_lock(&push->lock);
-        bool complete = push->told < push->left_count && push->left[push->told] == 0;
-        pthread_mutex_unlock(&push->lock);
-        if (!complete || status != WHERRY_OK) {
-            return status;
-        }
+    for (; status == WHERRY_OK && wh_session_is_complete(&push->session, push->told); push->told++) {
         /* Only this thread appends requests, so it may read them without the lock. */
-        const wh_chunk_set *request = push->session.queue.requests + push->told;
+        const wh_chunk_set *request = &push->session.queue.requests[push->told].chunks;
         for (size_t i = 0; i < request->count && status == WHERRY_OK; i++) {
             const wherry_interval *interval = request->intervals + i;
             for (uint64_t done = 0; done < interval->count && status == WHERRY_OK; done += DIGESTS_MAX) {
                 uint64_t first = interval->first + done;
-                status =
-                    tell(context, first, push->digests + first, wh_min(DIGESTS_MAX, interval->count - done), error);
+                status = tell(context, push->strong, first, push->digests + first,
+                              wh_min(DIGESTS_MAX, interval->count - done), error);
             }
         }
-        pthread_mutex_lock(&push->lock);
-        push->told++;
-        pthread_mutex_unlock(&push->lock);
     }
+    return status;
 }
 
 /* ---- the feed ---- */
@@ -100,7 +83,8 @@ wherry_status wh_push_tell_digests(wh_push *push, wh_tell_digests_fn tell, void 
 static bool feed_next(void *context, uint64_t *chunk_p) {
     wh_push *push = context;
     if (wh_deadline_passed(push->session.site.deadline)) {
-        wh_stop_request(&push->session.stop); /* so that nobody takes this for the end */
+        /* The stop shows that the feed is not complete. */
+        wh_stop_request(&push->session.stop);
         return false;
     }
     return wh_session_next(&push->session, chunk_p);
@@ -172,9 +156,7 @@ void wh_push_step(wh_push *push, uint32_t wait_ms) {
 wherry_status wh_push_prepare(wh_push *push, const wh_offer *offer, const wh_lane_ops *lane, const wh_lane_site *site,
                               wh_inbox *inbox, bool verify, wherry_error *error) {
     *push = (wh_push){.offer = offer, .verify = verify};
-    WH_TRY(wh_session_prepare(&push->session, lane, site, inbox, error));
-    pthread_mutex_init(&push->lock, NULL);
-    return WHERRY_OK;
+    return wh_session_prepare(&push->session, lane, site, inbox, error);
 }
 
 /** Checks that all chunks of a session are in host memory, or all in device memory. */
@@ -183,7 +165,7 @@ static wherry_status check_device(wh_push *push, const wherry_interval *interval
     const wherry_interval *last = intervals + count - 1;
     bool first_on = wh_prepared_chunk_on_device(prepared, intervals->first);
     bool last_on = wh_prepared_chunk_on_device(prepared, last->first + last->count - 1);
-    push->on_device = push->left_count ? push->on_device : first_on;
+    push->on_device = push->session.queue.count ? push->on_device : first_on;
     return first_on == last_on && first_on == push->on_device
                ? WHERRY_OK
                : wh_fail(error, WHERRY_MALFORMED, "rank %d asks for host memory and device memory at once",
@@ -193,34 +175,22 @@ static wherry_status check_device(wh_push *push, const wherry_interval *interval
 wherry_status wh_push_request(wh_push *push, wh_bytes bytes, bool last, uint64_t *chunks_p, wherry_error *error) {
     wherry_interval *intervals;
     size_t count;
-    uint64_t chunks = 0;
     WH_TRY(wh_intervals_decode(bytes, push->offer->summary.chunks, &intervals, &count, error));
     wherry_status status = WHERRY_OK;
-    if (push->session.queue.last || (!count && (!last || !push->left_count))) {
+    if (push->session.queue.last || (!count && (!last || !push->session.queue.count))) {
         status = wh_fail(error, WHERRY_MALFORMED, "rank %d requests %s", (int)push->session.site.peer,
                          count ? "chunks after the last request" : "no chunk");
     }
     if (status == WHERRY_OK && count) {
         status = check_device(push, intervals, count, error);
     }
-    for (size_t i = 0; i < count; i++) {
-        chunks += intervals[i].count;
-    }
-    if (status == WHERRY_OK && count) {
-        pthread_mutex_lock(&push->lock);
-        bool ok = WH_GROW(push->left, push->left_capacity, push->left_count);
-        if (ok) {
-            push->left[push->left_count++] = chunks;
-        }
-        pthread_mutex_unlock(&push->lock);
-        ok = ok && (!wh_fetch_exists(&push->fetch) || wh_fetch_add(&push->fetch, intervals, count));
-        status = ok ? WHERRY_OK : wh_fail_memory(error, "a request");
-    }
-    if (status == WHERRY_OK && !wh_session_request(&push->session, intervals, count, last)) {
+    bool fetches = wh_fetch_exists(&push->fetch);
+    if (status == WHERRY_OK && ((fetches && !wh_fetch_add(&push->fetch, intervals, count)) ||
+                                !wh_session_request(&push->session, intervals, count, last))) {
         status = wh_fail_memory(error, "a request");
     }
     wh_free(intervals);
-    *chunks_p = chunks;
+    *chunks_p = wh_intervals_total(bytes);
     return status;
 }
 
@@ -240,10 +210,10 @@ static wherry_status prepare_fetch(wh_push *push, wherry_error *error) {
     if (moves_device || !push->on_device) {
         return WHERRY_OK;
     }
-    const wh_chunk_set *request = session->queue.requests;
     wh_fetch_init(&push->fetch, push->offer, session->end ? session->end->workers : 1, &session->stop,
                   session->site.deadline);
-    for (size_t i = 0; i < session->queue.count; i++, request++) {
+    for (size_t i = 0; i < session->queue.count; i++) {
+        const wh_chunk_set *request = &session->queue.requests[i].chunks;
         if (!wh_fetch_add(&push->fetch, request->intervals, request->count)) {
             return wh_fail_memory(error, "fetching from a device");
         }
@@ -266,16 +236,13 @@ wherry_status wh_push_start(wh_push *push, uint32_t *workers_p, wherry_error *er
     }
     if (!one_sided && wh_lane_runs_in_caller(session->lane, session->site.group)) {
         *workers_p = 1;
-        session->in_caller = true;
+        wh_session_start_in_caller(session);
         return WHERRY_OK;
     }
-    uint64_t workers = one_sided ? wh_min(session->site.threads, push->left[0]) : session->end->workers;
+    uint64_t workers =
+        one_sided ? wh_min(session->site.threads, session->queue.requests[0].chunks.total) : session->end->workers;
     *workers_p = (uint32_t)wh_min(workers, WH_WORKERS_MAX);
     return wh_session_start(session, *workers_p, one_sided ? digest_all : push_all, push, error);
-}
-
-bool wh_push_has_ended(wh_push *push) {
-    return wh_session_has_ended(&push->session) && wh_push_has_told(push);
 }
 
 void wh_push_close(wh_push *push) {
@@ -285,7 +252,5 @@ void wh_push_close(wh_push *push) {
     wh_session_close(&push->session);
     wh_fetch_destroy(&push->fetch);
     wh_free(push->digests);
-    wh_free(push->left);
-    pthread_mutex_destroy(&push->lock);
     *push = (wh_push){.session.stop.event = -1};
 }

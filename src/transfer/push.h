@@ -21,24 +21,21 @@
 /** Moves nothing, on no host. For a session that only computes digests. */
 extern const wh_lane_ops wh_lane_digests;
 
-/** Starts as {0}. Must not move while its session is open. */
+/** Starts as {0}. Must not move in memory while its session is open. */
 typedef struct wh_push {
     wh_session session;
     const wh_offer *offer;
-    bool verify;    /**< The receiver wants digests. */
+    bool verify;    /**< The receiver wants digests, */
+    bool strong;    /**< by SHA-256. */
     bool on_device; /**< The chunks are in device memory. The first request decides. */
-    wh_fetch fetch; /**< Only if chunks on a device go through host memory; else {0}. */
+    wh_fetch fetch; /**< Used only if chunks on a device go through host memory; else {0}. */
     /**
      * By chunk number, for digests that go by message; NULL: the lane carries them, or the receiver
      * wants none.
      */
     wherry_digest *digests;
     _Atomic uint64_t digested; /**< Bytes. */
-    pthread_mutex_t lock;      /**< For `left`. With digests only. */
-    uint64_t *left;            /**< Per request: chunks without a digest. */
-    size_t left_count;
-    size_t left_capacity;
-    size_t told; /**< Requests whose digests were sent. */
+    size_t told;               /**< Number of requests whose digests were sent. */
 } wh_push;
 
 /**
@@ -71,11 +68,11 @@ void wh_push_step(wh_push *push, uint32_t wait_ms);
 
 /**
  * Passes on the digests of requests that are complete, for DIGESTS messages.
- * @param tell  sends `count` digests, of the chunks from `first` on.
+ * @param tell  sends `count` digests, of the chunks from `first` on; `strong`: as push->strong.
  * @return WHERRY_OK; the error of `tell`.
  */
-typedef wherry_status (*wh_tell_digests_fn)(void *context, uint64_t first, const wherry_digest *digests, size_t count,
-                                            wherry_error *error);
+typedef wherry_status (*wh_tell_digests_fn)(void *context, bool strong, uint64_t first, const wherry_digest *digests,
+                                            size_t count, wherry_error *error);
 wherry_status wh_push_tell_digests(wh_push *push, wh_tell_digests_fn tell, void *context, wherry_error *error);
 
 /** Bytes that this side has sent or digested. */
@@ -88,13 +85,10 @@ static inline bool wh_push_hands_out(const wh_push *push) {
     return !(push->session.lane->traits & WH_LANE_ONE_SIDED) || push->digests;
 }
 
-/** True if the digests of all requests were told. */
+/** True if the digests of all requests were sent. */
 static inline bool wh_push_has_told(const wh_push *push) {
-    return !push->digests || push->told == push->left_count;
+    return !push->digests || push->told == push->session.queue.count;
 }
-
-/** True if the work has ended and all digests were told. */
-bool wh_push_has_ended(wh_push *push);
 
 /** Closes the session and frees everything. Does nothing if it is closed. */
 void wh_push_close(wh_push *push);

@@ -3,35 +3,33 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/point.h"
-
-#define MS UINT64_C(1000000)
+#include "base/process.h"
+#include "transfer/transfer_timing.h"
 
 enum {
-    EXPLAIN_MS = 500, /**< How long a broken lane waits for the receiver's own reason. */
-    SHOW_MS = 100,    /**< How often progress is shown to the user. */
-    /**
-     * How long workers may take to end after the receiver has everything. What they do then is
-     * short, such as waiting for the last acknowledgement. Stopping them could break the group or a
-     * connection that the lane keeps for the next transfer.
-     */
-    CLOSE_MS = 5000,
     QUESTIONS_MAX = 64, /**< Messages that this side answers, per conversation. */
-    TIMES_MAX = 8,      /**< How often a receiver may request a chunk. */
-    OUTBOX_MAX = 64,    /**< Messages that wait until the receiver reads. */
+    TIMES_MAX = 8,      /**< How often a receiver may request the same chunk. */
 };
 
 /** Indices of wh_reader.moments. */
-enum { ASKED, PLANNED, SHOWN, BROKEN };
+enum { BEGUN, ASKED, PLANNED, SHOWN, BROKEN };
 
 void wh_reader_init(wh_reader *reader, wh_call *call, const wh_offer *offer, wh_waiting_send *waiting, int32_t rank) {
-    *reader = (wh_reader){.call = call, .offer = offer, .waiting = waiting, .rank = rank, .plan = {.channel = -1}};
+    *reader = (wh_reader){.call = call, .offer = offer, .waiting = waiting, .rank = rank};
+    reader->backlog = (wh_backlog){
+        .group = call->transport->group,
+        .rank = rank,
+        .stop = {.event = -1, .ask = wh_call_is_cancelled, .context = call},
+        .deadline = call->deadline,
+        .parts_ms = call->options.no_progress_ms,
+    };
+    reader->moments[BEGUN] = waiting->any ? wh_clock_now() : call->begin;
     reader->outcome.rank = rank;
     reader->outcome.stats.struct_size = sizeof(wherry_stats);
 }
@@ -40,117 +38,148 @@ void wh_reader_init(wh_reader *reader, wh_call *call, const wh_offer *offer, wh_
 
 /** Sends a message to the receiver, or keeps it until the receiver takes messages again. */
 static wherry_status tell(wh_reader *reader, const wh_note *note, wherry_error *error) {
+    wh_string message = {0};
+    wh_note_encode(note, &message);
     reader->outcome.stats.messages++;
-    return wh_backlog_tell(&reader->backlog, note, reader->call, reader->rank, reader->nonce, error);
+    return wh_backlog_send(&reader->backlog, &message, error);
 }
 
-/** Sends a message that the receiver can do without: progress, or why this side ends. */
+/** Sends a message that the receiver can do without. Waits until the deadline. */
 static void say(wh_reader *reader, const wh_note *note, wh_deadline deadline) {
     reader->outcome.stats.messages++;
     wh_note_try_send(note, reader->call->transport->group, reader->rank, reader->nonce, deadline);
 }
 
-static wherry_status tell_digests(void *context, uint64_t first, const wherry_digest *digests, size_t count,
-                                  wherry_error *error) {
-    wh_note note = {.type = WH_DIGESTS, .first = first, .digests = {digests, count * WHERRY_DIGEST_BYTES}};
+static wherry_status tell_digests(void *context, bool strong, uint64_t first, const wherry_digest *digests,
+                                  size_t count, wherry_error *error) {
+    wh_note note = {
+        .type = WH_DIGESTS, .strong = strong, .first = first, .digests = {digests, count * WHERRY_DIGEST_BYTES}};
     return tell(context, &note, error);
 }
 
 /* ---- the end ---- */
 
-static uint64_t work_done(const wh_reader *reader) {
-    return wh_push_work(&reader->data) + wh_push_work(&reader->compare);
+static bool has_lane(const wh_reader *reader) {
+    return reader->lane.state > WH_LANE_REFUSED;
 }
 
-/** What the receiver says it has; with several sources, of all of them. */
+static uint64_t work_done(const wh_reader *reader) {
+    return wh_push_work(&reader->lane.push) + wh_push_work(&reader->compare);
+}
+
+/** Bytes that the receiver reports to have; with several sources, from all of them. */
 static uint64_t peer_bytes(const wh_reader *reader) {
     return wh_min(reader->heard.peer_bytes, reader->outcome.stats.bytes_wanted);
+}
+
+/** The lane that a PLAN or an ASSIST names; NULL: this call may not use a lane of that name. */
+static const wh_lane_ops *find_lane(const wh_reader *reader, const wh_note *note) {
+    const wh_lane_ops *lane = wh_lane_list_find(&reader->call->lanes, note->lane.bytes, note->lane.size);
+    return lane && wh_lane_check_encryption(lane, reader->call->transport->group, NULL) == WHERRY_OK ? lane : NULL;
 }
 
 static void finish_stats(wh_reader *reader) {
     wherry_stats *stats = &reader->outcome.stats;
     uint64_t now = wh_clock_now();
-    stats->offer_seconds = wh_seconds(reader->call->begin, reader->moments[ASKED]);
+    stats->offer_seconds = wh_seconds(reader->moments[BEGUN], reader->moments[ASKED]);
     stats->plan_seconds = wh_seconds(reader->moments[ASKED], reader->moments[PLANNED]);
     stats->data_seconds = wh_seconds(reader->moments[PLANNED], now);
-    stats->total_seconds = wh_seconds(reader->call->begin, now);
-    stats->bytes_moved = wh_max(stats->bytes_moved + atomic_load(&reader->data.session.moved), peer_bytes(reader));
+    stats->total_seconds = wh_seconds(reader->moments[BEGUN], now);
+    stats->bytes_moved = wh_max(stats->bytes_moved + atomic_load(&reader->lane.push.session.moved), peer_bytes(reader));
     stats->tensors = reader->offer->summary.tensors;
-    if (wh_session_is_open(&reader->data.session)) {
-        wh_stats_add_lane(stats, reader->data.session.lane->name);
+    if (wh_session_is_open(&reader->lane.push.session)) {
+        wh_stats_add_lane(stats, reader->lane.push.session.lane->name);
+    }
+    /* A receiver that reads by itself may be done before its last lane was opened here. */
+    wh_note plan;
+    if (reader->later_count && wh_note_decode(reader->later->bytes, reader->later->size, &plan, NULL) == WHERRY_OK) {
+        const wh_lane_ops *lane = find_lane(reader, &plan);
+        wh_stats_add_lane(stats, lane ? lane->name : "");
     }
 }
 
 static void close_channels(wh_reader *reader) {
-    for (size_t i = 0; i < reader->channel_count; i++) {
-        if (reader->channels[i] >= 0) {
-            close(reader->channels[i]);
-        }
+    for (size_t i = 0; i < reader->lane.channel_count; i++) {
+        wh_socket_close(&reader->lane.channels[i]);
     }
-    reader->channel_count = 0;
+    reader->lane.channel_count = 0;
 }
 
 /** Closes the lane. Its workers have ended or were stopped, so this takes at most 100 ms. */
 static void close_data(wh_reader *reader) {
     wherry_stats *stats = &reader->outcome.stats;
-    wh_push *data = &reader->data;
+    wh_push *data = &reader->lane.push;
     size_t kept = 0;
     if (!wh_session_is_open(&data->session)) {
         return;
     }
     wh_workers_join(&data->session.workers, NULL);
-    wh_stats_describe_lane(stats, data->session.lane, data->session.end);
+    if (reader->lane.state != WH_LANE_REFUSED) {
+        wh_stats_describe_lane(stats, data->session.lane, data->session.end);
+        reader->lane.state = WH_LANE_CLOSED;
+    }
     if (!wh_reader_is_decided(reader)) {
         stats->bytes_moved += atomic_load(&data->session.moved);
     }
     wh_push_close(data);
-    wh_free(reader->request.bytes);
-    reader->request = (wh_string){0};
-    reader->accepting = reader->lane_ends = false;
-    if (!wh_reader_is_decided(reader)) {
-        reader->moments[BROKEN] = 0; /* the next lane may work */
-    }
+    wh_free(reader->lane.request.bytes);
+    reader->lane.request = (wh_string){0};
     /* A receiver opens the channels of its next lane before it sends the plan for it. */
-    for (size_t i = 0; i < reader->channel_count; i++) {
-        if (reader->channels[i] >= 0) {
-            reader->channels[kept++] = reader->channels[i];
+    for (size_t i = 0; i < reader->lane.channel_count; i++) {
+        if (reader->lane.channels[i].fd >= 0) {
+            reader->lane.channels[kept++] = reader->lane.channels[i];
         }
     }
-    reader->channel_count = kept;
+    reader->lane.channel_count = kept;
 }
 
-/** Decides the outcome. @param graceful  workers may end by themselves, for a moment. */
+/**
+ * Decides the outcome. After a failure, messages that wait are of no use any more.
+ * @param graceful  workers may end by themselves, for a moment.
+ */
 static void end(wh_reader *reader, wherry_status status, const wherry_error *error, bool graceful) {
     reader->outcome.status = status;
     if (status != WHERRY_OK) {
         reader->outcome.error = *error;
         reader->outcome.error.status = status;
         reader->outcome.error.rank = reader->rank;
-        wh_log(WHERRY_LOG_WARN, "sending to rank %d failed: %s", (int)reader->rank, error->message);
+        wh_log(WHERRY_LOG_INFO, "sending to rank %d failed: %s", (int)reader->rank, error->message);
     }
     finish_stats(reader);
     reader->state = WH_READER_CLOSING;
-    /* After a success, the receiver must also get the last message. */
-    reader->close_by = wh_deadline_in_ms(status == WHERRY_OK ? CLOSE_MS : 0);
+    /* Until this time, the receiver may also get the last message. */
+    reader->lane.close_by = wh_deadline_in_ms(status == WHERRY_OK ? WH_READER_CLOSE_MS : WH_CALL_GRACE_MS);
+    if (status != WHERRY_OK) {
+        wh_backlog_clear(&reader->backlog);
+    }
     wh_session_stop(&reader->compare.session);
     if (!graceful) {
-        wh_session_stop(&reader->data.session);
+        wh_session_stop(&reader->lane.push.session);
     }
-    wh_transport_end_pairing(reader->call->transport, reader->waiting, reader->rank);
+    wh_transport_unpair(reader->call->transport, reader->waiting, reader->rank, false);
 }
 
-static void set_failed(wh_reader *reader, wherry_status status, const wherry_error *error) {
-    end(reader, status, error, false);
+/**
+ * Tells the receiver why this side has ended.
+ * @param soon  until when to wait; NULL: not at all, because the reader waits in CLOSING.
+ */
+static void say_last(wh_reader *reader, wh_note *note, wherry_status status, const wherry_error *error,
+                     const wh_deadline *soon) {
+    wherry_error ignored;
+    wh_note_reason(note, status, error);
+    if (soon) {
+        say(reader, note, *soon);
+    } else {
+        tell(reader, note, &ignored);
+    }
 }
 
 /** Ends the reader, and tells the receiver why. */
 static void fail(wh_reader *reader, wherry_status status, const wherry_error *error) {
+    end(reader, status, error, false);
     if (reader->nonce) {
-        wh_note note = {.type = WH_ABORT};
-        wh_note_reason(&note, status, error);
-        say(reader, &note, wh_call_grace());
+        say_last(reader, &(wh_note){.type = WH_ABORT}, status, error, NULL);
     }
-    set_failed(reader, status, error);
 }
 
 /** Handles the result of a step of the conversation. */
@@ -161,38 +190,47 @@ static void settle(wh_reader *reader, wherry_status status, const wherry_error *
     }
 }
 
-void wh_reader_revoke(wh_reader *reader, wherry_status status, const wherry_error *error, wh_deadline deadline) {
+void wh_reader_revoke(wh_reader *reader, wherry_status status, const wherry_error *error, const wh_deadline *soon) {
     wherry_error about = *error;
+    bool leased = wh_reader_holds_lease(reader);
     if (!reader->nonce) {
-        wh_fail(&about, status, "rank %d has not asked for the checkpoint: %s", (int)reader->rank, error->message);
-    } else if (wh_reader_holds_lease(reader)) {
-        wh_session_stop(&reader->data.session);
-        wh_note note = {.type = WH_REVOKED, .epoch = reader->epoch};
-        wh_note_reason(&note, status, error);
-        say(reader, &note, deadline);
+        wh_fail(&about, status, "rank %d has not called wherry_checkpoint_recv: %s", (int)reader->rank, error->message);
+    } else if (leased) {
         wh_fail(&about, status, "rank %d was not done, at %" PRIu64 " of %" PRIu64 " bytes: %s", (int)reader->rank,
-                wh_max(peer_bytes(reader), atomic_load(&reader->data.session.moved)),
+                wh_max(peer_bytes(reader), atomic_load(&reader->lane.push.session.moved)),
                 reader->outcome.stats.bytes_wanted, error->message);
     }
-    set_failed(reader, status, &about);
+    end(reader, status, &about, false);
+    if (leased) {
+        say_last(reader, &(wh_note){.type = WH_REVOKED, .epoch = reader->epoch}, status, error, soon);
+    }
 }
 
-/** Forgets the PLAN that waits, and its REQUESTs. */
-static void drop_plan(wh_reader *reader) {
-    wh_message_clear(&reader->plan);
-    reader->plan = (wh_message){.channel = -1};
+/** True if the state is still the one that was offered. If it is not, revokes the lease. */
+static bool is_unchanged(wh_reader *reader) {
+    const wherry_transfer_options *options = &reader->call->options;
+    wherry_error error = {.message = "the state has changed"};
+    wherry_status status = options->check ? options->check(options->check_context, &error) : WHERRY_OK;
+    if (status != WHERRY_OK) {
+        wh_reader_revoke(reader, status, &error, NULL);
+    }
+    return status == WHERRY_OK;
+}
+
+/** Forgets the waiting PLAN and its REQUESTs. */
+static void drop_later(wh_reader *reader) {
     while (reader->later_count) {
         wh_message_clear(reader->later + --reader->later_count);
     }
 }
 
 void wh_reader_destroy(wh_reader *reader) {
-    wh_session_stop(&reader->data.session);
+    wh_session_stop(&reader->lane.push.session);
     wh_session_stop(&reader->compare.session);
     close_data(reader);
     wh_push_close(&reader->compare);
     close_channels(reader);
-    drop_plan(reader);
+    drop_later(reader);
     wh_free(reader->times);
     wh_backlog_clear(&reader->backlog);
 }
@@ -200,61 +238,52 @@ void wh_reader_destroy(wh_reader *reader) {
 /* ---- WANT and OFFER ---- */
 
 static wh_lane_site site_of(wh_reader *reader) {
-    const wh_call *call = reader->call;
-    return (wh_lane_site){
-        .group = call->transport->group,
-        .peer = reader->rank,
-        .tag = wh_inbox_tag(reader->waiting->inbox),
-        .threads = call->options.threads,
-        .keep_ptracer = call->options.flags & WHERRY_KEEP_PTRACER,
-        .deadline = call->deadline,
-        .no_progress_ms = (uint32_t)call->options.no_progress_ms,
-        .channels = reader->channels,
-        .channel_count = reader->channel_count,
-        .shared = &reader->offer->shared,
-        .devices = reader->offer->devices,
-        .ordered = call->lanes.ordered,
-    };
+    wh_lane_site site = wh_call_site(reader->call, reader->call->transport->group, reader->rank,
+                                     wh_inbox_tag(reader->waiting->inbox), reader->offer->devices);
+    site.channels = reader->lane.channels;
+    site.channel_count = reader->lane.channel_count;
+    site.shared = &reader->offer->shared;
+    return site;
 }
 
-/** Fills the lanes of an OFFER. texts must stay valid as long as the note. */
-static void offer_lanes(wh_reader *reader, wh_note *offer, wh_string texts[WH_OFFERED_LANES_MAX]) {
-    const wh_lane_list *lanes = &reader->call->lanes;
-    wh_stop never = {.event = -1};
+/** Asks a lane what to offer. */
+static wherry_status offer_lane(wh_reader *reader, const wh_lane_ops *lane, wh_string *text, wherry_error *error) {
     wh_lane_site site = site_of(reader);
-    site.stop = &never;
+    WH_TRY(wh_lane_check_encryption(lane, site.group, error));
+    WH_TRY(lane->offer(&site, text, error));
+    return text->failed ? wh_fail_memory(error, "the offer of a lane") : WHERRY_OK;
+}
+
+/** Fills the lanes of an OFFER, in `list`, and the addresses if a lane needs them. */
+static void offer_lanes(wh_reader *reader, wh_note *offer, wh_string *list) {
+    const wh_lane_list *lanes = &reader->call->lanes;
     for (size_t i = 0; i < lanes->count; i++) {
-        wherry_error error;
-        wh_string *text = texts + offer->lane_count;
         const wh_lane_ops *lane = lanes->lanes[i];
+        wh_string text = {0};
+        wherry_error error;
         if (wh_lane_is_skipped(lanes, lane, reader->offer->devices != 0)) {
             continue;
         }
-        wherry_status status = lane->offer(&site, text, &error);
-        if (status != WHERRY_OK || text->failed) {
-            if (status == WHERRY_OK) {
-                wh_fail_memory(&error, "the offer of a lane");
+        if (offer_lane(reader, lane, &text, &error) == WHERRY_OK) {
+            wh_lanes_add(list, lane->name, text.bytes, text.size);
+            if (lane->traits & WH_LANE_ONE_SIDED) {
+                offer->addresses = (wh_bytes){reader->offer->addresses.bytes, reader->offer->addresses.size};
             }
+        } else {
             wh_log(WHERRY_LOG_INFO, "the lane %s is not offered to rank %d: %s", lane->name, (int)reader->rank,
                    error.message);
             wh_stats_skip_lane(&reader->outcome.stats, lane->name, &error);
-            wh_free(text->bytes);
-            *text = (wh_string){0};
-            continue;
         }
-        offer->lanes[offer->lane_count++] =
-            (wh_offered_lane){{lane->name, strlen(lane->name)}, {text->bytes, text->size}};
-        if (lane->traits & WH_LANE_ONE_SIDED) {
-            offer->addresses = (wh_bytes){reader->offer->addresses.bytes, reader->offer->addresses.size};
-        }
+        wh_free(text.bytes);
     }
+    offer->lanes = (wh_bytes){list->bytes, list->size};
 }
 
 /** Sends the OFFER. Leaves out the manifest if the receiver has the same one. */
 static wherry_status send_offer(wh_reader *reader, const wh_bytes *known, wherry_error *error) {
     const wh_offer *state = reader->offer;
     bool same = known->size && memcmp(known->bytes, state->fingerprint.bytes, sizeof(state->fingerprint)) == 0;
-    wh_string texts[WH_OFFERED_LANES_MAX] = {{0}};
+    wh_string lanes = {0};
     wh_note offer = {
         .type = WH_OFFER,
         .id = wh_inbox_tag(reader->waiting->inbox),
@@ -265,12 +294,10 @@ static wherry_status send_offer(wh_reader *reader, const wh_bytes *known, wherry
         .manifest = {state->manifest, same ? 0 : state->manifest_size},
     };
     if (state->summary.bytes) {
-        offer_lanes(reader, &offer, texts);
+        offer_lanes(reader, &offer, &lanes);
     }
-    wherry_status status = tell(reader, &offer, error);
-    for (size_t i = 0; i < WH_OFFERED_LANES_MAX; i++) {
-        wh_free(texts[i].bytes);
-    }
+    wherry_status status = lanes.failed ? wh_fail_memory(error, "an offer") : tell(reader, &offer, error);
+    wh_free(lanes.bytes);
     return status;
 }
 
@@ -287,6 +314,7 @@ static wherry_status check_step(const wh_reader *reader, const wh_note *want, wh
 static void end_unneeded(wh_reader *reader) {
     wh_log(WHERRY_LOG_INFO, "rank %d has the checkpoint from other sources", (int)reader->rank);
     reader->outcome.not_needed = 1;
+    wh_backlog_clear(&reader->backlog); /* The receiver does not read the OFFER any more. */
     end(reader, WHERRY_OK, NULL, true);
 }
 
@@ -295,21 +323,24 @@ static void take_want(wh_reader *reader, const wh_message *message) {
     wh_note want = {.nonce = 0};
     wherry_status status = wh_note_decode(message->bytes, message->size, &want, &error);
     if (!wh_mailbox_is_present(reader->call->transport->group->mailbox, message->rank, message->incarnation)) {
-        return; /* its next incarnation asks again */
+        wh_transport_unpair(reader->call->transport, reader->waiting, reader->rank, true);
+        return; /* The next incarnation of the rank asks again. */
     }
     if (want.type == WH_WITHDRAW && want.status == WHERRY_OK) {
         end_unneeded(reader);
         return;
     }
     if (want.type != WH_WANT) {
-        return; /* withdrawn twice */
+        return; /* The receiver has withdrawn the question twice. */
     }
     wh_point("source was asked");
     reader->nonce = want.nonce;
+    reader->backlog.tag = want.nonce;
     reader->incarnation = message->incarnation;
     reader->epoch = wh_random_tag();
     wh_liveness_note(&reader->heard);
     reader->moments[ASKED] = reader->heard.at;
+    reader->moments[SHOWN] = reader->heard.at; /* A short transfer shows no progress. */
     WH_THEN(status, check_step(reader, &want, &error));
     if (status == WHERRY_OK) {
         reader->state = WH_READER_OFFERED;
@@ -324,47 +355,45 @@ static void take_want(wh_reader *reader, const wh_message *message) {
 /** The lane does not work: the receiver learns why, and tries the next one. */
 static wherry_status refuse_lane(wh_reader *reader, wherry_status status, const wherry_error *reason,
                                  wherry_error *error) {
-    wherry_stats *stats = &reader->outcome.stats;
-    const wh_lane_ops *lane = reader->data.session.lane;
-    wh_note note = {.type = WH_REFUSE_LANE, .session = reader->data.session.number};
+    const wh_lane_ops *lane = reader->lane.push.session.lane;
+    wh_note note = {.type = WH_REFUSE_LANE, .session = reader->lane.push.session.number};
     wh_log(WHERRY_LOG_INFO, "the lane %s to rank %d does not work: %s", lane->name, (int)reader->rank, reason->message);
-    wh_stats_skip_lane(stats, lane->name, reason);
-    for (size_t i = 0; i < reader->data.session.queue.count; i++) {
-        const wh_chunk_set *request = reader->data.session.queue.requests + i;
+    wh_stats_skip_lane(&reader->outcome.stats, lane->name, reason);
+    for (size_t i = 0; i < reader->lane.push.session.queue.count; i++) {
+        const wh_chunk_set *request = &reader->lane.push.session.queue.requests[i].chunks;
         for (uint64_t k = 0; k < request->total; k++) {
-            reader->times[wh_chunk_set_at(request, k)]--; /* the next lane is not a retry */
+            /* The next lane does not count as a retry. */
+            reader->times[wh_chunk_set_at(request, k)]--;
         }
     }
-    /* This lane has moved nothing, so the detail stays that of the lane before. */
-    char detail[WHERRY_LANE_DETAIL_MAX];
-    memcpy(detail, stats->detail, sizeof(detail));
-    wh_session_stop(&reader->data.session);
+    wh_session_stop(&reader->lane.push.session);
+    reader->lane.state = WH_LANE_REFUSED;
     close_data(reader);
     close_channels(reader);
-    memcpy(stats->detail, detail, sizeof(detail));
-    reader->state = WH_READER_OFFERED;
-    reader->lane_refused = true;
     wh_note_reason(&note, status, reason);
     return tell(reader, &note, error);
 }
 
 /** Accepts the lane, now or when the next channel has come, and starts to move chunks. */
 static wherry_status accept(wh_reader *reader, wherry_error *error) {
-    wh_session *session = &reader->data.session;
+    wh_session *session = &reader->lane.push.session;
     bool ready = true;
     wherry_error reason;
     wherry_status status = WHERRY_OK;
-    session->site.channel_count = reader->channel_count;
+    session->site.channel_count = reader->lane.channel_count;
     if (session->lane->accept) {
-        status = session->lane->accept(&session->site, reader->request.bytes, reader->request.size, &ready,
+        status = session->lane->accept(&session->site, reader->lane.request.bytes, reader->lane.request.size, &ready,
                                        &session->end, &reason);
     }
-    reader->accepting = status == WHERRY_OK && !ready;
     if (status != WHERRY_OK) {
         return refuse_lane(reader, status, &reason, error);
     }
-    uint32_t workers = 0;
-    status = ready ? wh_push_start(&reader->data, &workers, error) : WHERRY_OK;
+    if (!ready) {
+        return WHERRY_OK;
+    }
+    uint32_t workers;
+    reader->lane.state = WH_LANE_OPEN;
+    status = wh_push_start(&reader->lane.push, &workers, error);
     reader->outcome.stats.workers = workers ? workers : reader->outcome.stats.workers;
     return status;
 }
@@ -385,92 +414,101 @@ static wherry_status append_chunks(wh_reader *reader, const wh_note *note, wherr
         reader->times = wh_alloc_zeroed(wh_max(reader->offer->summary.chunks, 1), sizeof(*reader->times));
         WH_TRY(wh_check_memory(reader->times, error, "a plan"));
     }
-    WH_TRY(wh_push_request(&reader->data, note->intervals, note->last, &chunks, error));
-    const wh_request_queue *queue = &reader->data.session.queue;
+    WH_TRY(wh_push_request(&reader->lane.push, note->intervals, note->last, &chunks, error));
+    const wh_request_queue *queue = &reader->lane.push.session.queue;
     for (uint64_t i = 0; i < chunks; i++) {
-        uint64_t chunk = wh_chunk_set_at(queue->requests + queue->count - 1, i);
+        uint64_t chunk = wh_chunk_set_at(&queue->requests[queue->count - 1].chunks, i);
         if (reader->times[chunk] == TIMES_MAX) {
             return wh_fail(error, WHERRY_MALFORMED, "rank %d has requested chunk %" PRIu64 " more than %d times",
                            (int)reader->rank, chunk, TIMES_MAX);
         }
         stats->retries += reader->times[chunk]++ > 0;
     }
-    stats->chunks += chunks;
-    stats->bytes_wanted += wh_min(note->bytes, INT64_MAX - stats->bytes_wanted);
     wh_liveness_note(&reader->heard);
     return WHERRY_OK;
 }
 
+static wherry_status look_at_lane(wh_reader *reader, wherry_error *error);
+
 static wherry_status open_lane(wh_reader *reader, const wh_note *plan, wherry_error *error) {
-    const wh_lane_ops *lane = wh_lane_list_find(&reader->call->lanes, plan->lane.bytes, plan->lane.size);
+    const wh_lane_ops *lane = find_lane(reader, plan);
     wh_lane_site site = site_of(reader);
     if (!lane) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a plan for a lane that was not offered",
                        (int)reader->rank);
     }
     WH_TRY(count_question(reader, error));
-    reader->lane_refused = false;
-    WH_TRY(wh_push_prepare(&reader->data, reader->offer, lane, &site, reader->waiting->inbox, plan->verify, error));
+    WH_TRY(
+        wh_push_prepare(&reader->lane.push, reader->offer, lane, &site, reader->waiting->inbox, plan->verify, error));
     WH_TRY(append_chunks(reader, plan, error));
     if (!reader->moments[PLANNED]) {
-        reader->heard.peer_bytes = 0; /* these were bytes that the receiver has compared */
+        reader->heard.peer_bytes = 0; /* The receiver had compared these bytes. */
     }
-    reader->state = WH_READER_MOVING;
-    reader->data.session.number = plan->session;
+    reader->lane.state = WH_LANE_ACCEPTING;
+    reader->lane.push.session.number = plan->session;
     wh_point("source has the plan");
     reader->moments[PLANNED] = reader->moments[PLANNED] ? reader->moments[PLANNED] : reader->heard.at;
     reader->outcome.stats.checked |= plan->verify;
-    wh_string_append(&reader->request, plan->request.bytes, plan->request.size);
-    return reader->request.failed ? wh_fail_memory(error, "a plan") : accept(reader, error);
+    wh_string_append(&reader->lane.request, plan->request.bytes, plan->request.size);
+    return reader->lane.request.failed ? wh_fail_memory(error, "a plan") : accept(reader, error);
+}
+
+/** Keeps a message until the lane has ended. */
+static void keep(wh_reader *reader, wh_message *message) {
+    reader->later[reader->later_count++] = *message;
+    *message = (wh_message){.channel = WH_NO_SOCKET};
 }
 
 /**
- * Opens a lane, or keeps the plan until the lane before is closed: its workers are about to end,
- * because the receiver has all its chunks or wants no more of them.
+ * Opens a lane, or keeps the plan until the previous lane is closed. The workers of that lane are
+ * about to end, because the receiver has all its chunks or wants no more of them.
  */
 static wherry_status take_plan(wh_reader *reader, wh_message *message, const wh_note *plan, wherry_error *error) {
-    if (reader->state == WH_READER_OFFERED) {
+    wh_reader_lane *lane = &reader->lane;
+    if (!has_lane(reader)) {
         return open_lane(reader, plan, error);
     }
-    /* If the receiver reads by itself, this side does not know how far it is. */
-    bool ends =
-        reader->lane_ends || !wh_push_hands_out(&reader->data) || wh_session_is_finishing(&reader->data.session);
-    if (reader->plan.bytes || (reader->accepting && !reader->lane_ends) || !ends) {
+    /* If the receiver reads by itself, this side does not know how far the receiver is. */
+    bool finishing = lane->state != WH_LANE_ACCEPTING &&
+                     (!wh_push_hands_out(&lane->push) || wh_session_is_finishing(&lane->push.session));
+    if (reader->later_count || (lane->state != WH_LANE_ENDING && !finishing)) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a plan before it had the chunks of the last one",
                        (int)reader->rank);
     }
-    reader->close_by = reader->lane_ends ? reader->close_by : wh_deadline_in_ms(CLOSE_MS);
-    reader->lane_ends = true;
-    reader->plan = *message;
-    *message = (wh_message){.channel = -1};
-    return WHERRY_OK;
+    if (lane->state != WH_LANE_ENDING) {
+        lane->close_by = wh_deadline_in_ms(WH_READER_CLOSE_MS);
+        lane->state = WH_LANE_ENDING;
+    }
+    keep(reader, message);
+    return look_at_lane(reader, error);
 }
 
-/** The receiver does not want the rest. */
+/** The receiver does not need the lane any more. */
+static void end_lane(wh_reader *reader) {
+    wh_session_stop(&reader->lane.push.session);
+    reader->lane.state = WH_LANE_ENDING;
+    reader->lane.close_by = wh_deadline_in_ms(0);
+}
+
+/** The receiver does not want the rest of the chunks. */
 static void take_close(wh_reader *reader) {
-    if (reader->plan.bytes) {
-        drop_plan(reader); /* it is about the lane that has not been opened */
-    } else if (reader->state == WH_READER_MOVING) {
-        wh_session_stop(&reader->data.session);
-        reader->lane_ends = true;
-        reader->close_by = wh_deadline_in_ms(0);
+    if (reader->later_count) {
+        drop_later(reader); /* The message is about the lane that has not been opened. */
+    } else if (has_lane(reader)) {
+        end_lane(reader);
     }
 }
 
-/**
- * Appends to the open lane, also if its channels are missing yet: they come on their own ways. A
- * receiver does not wait until its PLAN was taken before it requests more.
- */
+/** Appends to the lane, even if some of its channels, which come on other ways, are missing. */
 static wherry_status take_request(wh_reader *reader, wh_message *message, const wh_note *note, wherry_error *error) {
-    if (reader->plan.bytes && reader->later_count < WH_LATER_MAX) {
-        reader->later[reader->later_count++] = *message;
-        *message = (wh_message){.channel = -1};
+    if (reader->later_count && reader->later_count < WH_LATER_MAX) {
+        keep(reader, message);
         return WHERRY_OK;
     }
-    if (reader->state == WH_READER_OFFERED && reader->lane_refused) {
-        return WHERRY_OK; /* it was sent before the receiver learned of the refusal */
+    if (reader->lane.state == WH_LANE_REFUSED) {
+        return WHERRY_OK; /* The request was sent before the receiver learned of the refusal. */
     }
-    if (reader->state != WH_READER_MOVING || reader->lane_ends) {
+    if (!has_lane(reader) || reader->lane.state == WH_LANE_ENDING) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d requests chunks, but no lane is open", (int)reader->rank);
     }
     return append_chunks(reader, note, error);
@@ -481,7 +519,7 @@ static wherry_status take_compare(wh_reader *reader, const wh_note *note, wherry
     uint64_t chunks;
     wh_lane_site site = site_of(reader);
     if (wh_session_is_open(&reader->compare.session) && wh_push_has_told(&reader->compare)) {
-        wh_push_close(&reader->compare); /* its workers are about to end */
+        wh_push_close(&reader->compare); /* The workers of the lane are about to end. */
     }
     if (wh_session_is_open(&reader->compare.session)) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d asks for digests before it has those of its last question",
@@ -490,6 +528,7 @@ static wherry_status take_compare(wh_reader *reader, const wh_note *note, wherry
     WH_TRY(count_question(reader, error));
     WH_TRY(
         wh_push_prepare(&reader->compare, reader->offer, &wh_lane_digests, &site, reader->waiting->inbox, true, error));
+    reader->compare.strong = note->strong;
     WH_TRY(wh_push_request(&reader->compare, note->intervals, true, &chunks, error));
     if (reader->compare.on_device) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d asks for digests of device memory", (int)reader->rank);
@@ -500,11 +539,9 @@ static wherry_status take_compare(wh_reader *reader, const wh_note *note, wherry
 }
 
 static wherry_status take_assist(wh_reader *reader, const wh_note *note, wherry_error *error) {
-    const wh_lane_ops *lane = wh_lane_list_find(&reader->call->lanes, note->lane.bytes, note->lane.size);
+    const wh_lane_ops *lane = find_lane(reader, note);
     wherry_error reason = {.status = WHERRY_OK};
-    wh_stop never = {.event = -1};
     wh_lane_site site = site_of(reader);
-    site.stop = &never;
     if (!lane || !lane->assist) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d asks for help with a lane that gives none", (int)reader->rank);
     }
@@ -516,13 +553,13 @@ static wherry_status take_assist(wh_reader *reader, const wh_note *note, wherry_
 }
 
 static void take_channel(wh_reader *reader, wh_message *message) {
-    if (!wh_reader_holds_lease(reader) || reader->channel_count == WH_WORKERS_MAX) {
+    if (!wh_reader_holds_lease(reader) || reader->lane.channel_count == WH_WORKERS_MAX) {
         return;
     }
-    reader->channels[reader->channel_count++] = message->channel;
-    message->channel = -1;
+    reader->lane.channels[reader->lane.channel_count++] = message->channel;
+    message->channel = WH_NO_SOCKET;
     wherry_error error;
-    wherry_status status = reader->accepting && !reader->lane_ends ? accept(reader, &error) : WHERRY_OK;
+    wherry_status status = reader->lane.state == WH_LANE_ACCEPTING ? accept(reader, &error) : WHERRY_OK;
     settle(reader, status, &error);
 }
 
@@ -532,33 +569,14 @@ static void show_progress(wh_reader *reader, uint64_t now) {
     const wherry_transfer_options *options = &reader->call->options;
     if (options->progress) {
         const wherry_stats *stats = &reader->outcome.stats;
-        uint64_t moved = stats->bytes_moved + atomic_load(&reader->data.session.moved);
+        uint64_t moved = stats->bytes_moved + atomic_load(&reader->lane.push.session.moved);
         uint64_t bytes = wh_max(peer_bytes(reader), wh_reader_is_decided(reader) ? stats->bytes_moved : moved);
         double seconds = wh_seconds(reader->moments[PLANNED], now);
-        const wh_lane_ops *lane = reader->data.session.lane;
+        const wh_lane_ops *lane = reader->lane.push.session.lane;
         wherry_progress progress = {
             reader->rank,          bytes, stats->bytes_wanted, seconds > 0 ? (double)bytes / seconds : 0, "",
             lane ? lane->name : ""};
         options->progress(options->progress_context, &progress);
-    }
-}
-
-/** A receiver that reads by itself may be done before the lane of its last plan was opened here. */
-static void note_pending_plan(wh_reader *reader) {
-    wherry_stats *stats = &reader->outcome.stats;
-    wh_note plan;
-    if (reader->plan.bytes && wh_note_decode(reader->plan.bytes, reader->plan.size, &plan, NULL) == WHERRY_OK) {
-        const wh_lane_ops *lane = wh_lane_list_find(&reader->call->lanes, plan.lane.bytes, plan.lane.size);
-        wherry_interval *intervals;
-        size_t count;
-        wh_stats_add_lane(stats, lane ? lane->name : "");
-        stats->bytes_wanted += wh_min(plan.bytes, INT64_MAX - stats->bytes_wanted);
-        if (wh_intervals_decode(plan.intervals, reader->offer->summary.chunks, &intervals, &count, NULL) == WHERRY_OK) {
-            for (size_t i = 0; i < count; i++) {
-                stats->chunks += intervals[i].count;
-            }
-            wh_free(intervals);
-        }
     }
 }
 
@@ -568,13 +586,18 @@ static wherry_status take_done(wh_reader *reader, const wh_note *note, wherry_er
     }
     reader->heard.peer_bytes = note->bytes;
     wh_point("source was told done");
-    wh_note released = {.type = WH_RELEASED, .epoch = reader->epoch};
-    WH_TRY(tell(reader, &released, error));
-    wh_point("source released");
+    if (!is_unchanged(reader)) {
+        return WHERRY_OK;
+    }
     reader->outcome.not_needed = !reader->moments[PLANNED] && reader->offer->summary.bytes && !reader->questions;
+    wh_note released = {.type = WH_RELEASED, .epoch = reader->epoch};
+    wherry_status status = tell(reader, &released, error);
+    if (status != WHERRY_PEER_LOST || !note->last) { /* one with several sources may have left */
+        WH_TRY(status);
+    }
+    wh_point("source released");
     end(reader, WHERRY_OK, NULL,
-        wh_session_is_open(&reader->data.session) && wh_session_is_finishing(&reader->data.session));
-    note_pending_plan(reader);
+        wh_session_is_open(&reader->lane.push.session) && wh_session_is_finishing(&reader->lane.push.session));
     show_progress(reader, wh_clock_now());
     const wherry_stats *stats = &reader->outcome.stats;
     wh_log(WHERRY_LOG_INFO,
@@ -587,28 +610,31 @@ static wherry_status take_done(wh_reader *reader, const wh_note *note, wherry_er
 static wherry_status take_confirm(wh_reader *reader, const wh_note *note, wherry_error *error) {
     wh_note answer = {.type = WH_CONFIRMED, .epoch = reader->epoch};
     wh_liveness_note(&reader->heard);
-    if (note->epoch != reader->epoch) {
+    if (note->epoch != reader->epoch || !is_unchanged(reader)) {
         return WHERRY_OK;
     }
     WH_TRY(count_question(reader, error));
+    if (reader->lane.state == WH_LANE_BROKEN) {
+        end_lane(reader); /* it broke when the receiver, which has its chunks, closed its end */
+    }
     return tell(reader, &answer, error);
 }
 
 static void take_abort(wh_reader *reader, const wh_note *note) {
     wherry_error error;
-    wh_fail_note(&error, WHERRY_ABORTED, reader->rank, note, "gave up");
-    set_failed(reader, WHERRY_ABORTED, &error);
+    char name[16];
+    snprintf(name, sizeof(name), "rank %d", (int)reader->rank);
+    wh_fail_note(&error, WHERRY_ABORTED, reader->rank, name, note, "gave up");
+    error.reason = (uint32_t)-note->status;
+    end(reader, WHERRY_ABORTED, &error, false);
 }
 
-/**
- * The receiver has gone before it had the offer. After a timeout or a cancel it may ask again; any
- * other reason is final.
- */
+/** The receiver gave up before it had the offer. After a timeout or a cancel it may ask again. */
 static wherry_status take_withdrawal(wh_reader *reader, const wh_note *note, wherry_error *error) {
     if (note->nonce != reader->nonce) {
         return WHERRY_OK;
     }
-    if (reader->state != WH_READER_OFFERED) {
+    if (has_lane(reader)) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d withdrew its question after it had the answer",
                        (int)reader->rank);
     }
@@ -621,20 +647,22 @@ static wherry_status take_withdrawal(wh_reader *reader, const wh_note *note, whe
         return WHERRY_OK;
     }
     close_channels(reader);
-    wh_backlog_clear(&reader->backlog); /* it is for the question that was withdrawn */
+    wh_backlog_clear(&reader->backlog); /* This message is for the question that was withdrawn. */
     wh_push_close(&reader->compare);
     reader->state = WH_READER_WAITING;
     reader->nonce = 0;
-    wh_transport_unpair(reader->call->transport, reader->waiting, reader->rank);
+    wh_transport_unpair(reader->call->transport, reader->waiting, reader->rank, true);
     return WHERRY_OK;
 }
 
 static void take_progress(wh_reader *reader, const wh_note *note) {
-    const wh_session *session = &reader->data.session;
+    if (note->bytes != reader->heard.peer_bytes) {
+        /* it gets on: perhaps it does not need a lane that broke any more */
+        reader->moments[BROKEN] = wh_clock_now();
+    }
     wh_liveness_report(&reader->heard, note->bytes);
-    /* A receiver that takes everything from other sources, or has all that it wanted from this one,
-     * reports the same number again and again: it is alive, and nothing is due here. */
-    if (reader->state == WH_READER_OFFERED || (wh_session_has_ended(session) && !reader->accepting)) {
+    /* A receiver that needs nothing more from here repeats its number: it is alive. */
+    if (reader->lane.state != WH_LANE_ACCEPTING && wh_session_has_ended(&reader->lane.push.session)) {
         wh_liveness_note(&reader->heard);
     }
 }
@@ -643,9 +671,14 @@ static wherry_status take_note(wh_reader *reader, wh_message *message, wherry_er
     wh_note note;
     WH_TRY(wh_note_decode(message->bytes, message->size, &note, error));
     if (note.intervals.size / 16 > reader->offer->summary.chunks) {
-        /* Before the message is kept: this bounds the memory that a receiver can take. */
+        /* Check this before the message is kept. It limits the memory that a receiver can use. */
         return wh_fail(error, WHERRY_OUT_OF_BOUNDS, "rank %d sent more intervals than there are chunks",
                        (int)reader->rank);
+    }
+    if (note.type == WH_PLAN || note.type == WH_REQUEST) {
+        wherry_stats *stats = &reader->outcome.stats;
+        stats->bytes_wanted += wh_min(note.bytes, INT64_MAX - stats->bytes_wanted);
+        stats->chunks += wh_intervals_total(note.intervals);
     }
     switch (note.type) {
     case WH_PLAN:
@@ -684,9 +717,9 @@ static void take_loss(wh_reader *reader, const wh_message *message) {
     }
     wh_fail(&error, WHERRY_PEER_LOST, "rank %d was lost: %.*s", (int)reader->rank, (int)message->size,
             message->bytes ? (const char *)message->bytes : "");
-    /* A receiver that is back may have asked before this side heard of the loss. It is told. */
+    /* If it is back, it may have asked before this side heard of the loss: it is told. */
     if (wh_mailbox_is_lost(reader->call->transport->group->mailbox, reader->rank, NULL, 0)) {
-        set_failed(reader, WHERRY_PEER_LOST, &error);
+        end(reader, WHERRY_PEER_LOST, &error, false);
     } else {
         fail(reader, WHERRY_PEER_LOST, &error);
     }
@@ -715,94 +748,85 @@ void wh_reader_take(wh_reader *reader, wh_message *message) {
 
 /* ---- looking after it ---- */
 
-/**
- * A worker failed. The reader fails a moment later, because the receiver may tell a better reason.
- * After a stop of this side's own, the send ends anyway.
- */
-static void note_breakage(wh_reader *reader, wherry_status status, const wherry_error *error) {
-    if (!reader->moments[BROKEN] && !(status == WHERRY_CANCELLED && wh_call_is_cancelled(reader->call))) {
-        reader->broken = *error;
-        reader->broken.status = status;
-        reader->moments[BROKEN] = wh_clock_now();
-    }
-}
-
-/** Takes in what the workers of the lane have done, if they have ended. */
-static wherry_status look_at_data(wh_reader *reader, wherry_error *error) {
-    wh_push *data = &reader->data;
-    wherry_error reason;
-    if (!wh_session_is_open(&data->session) || reader->accepting || reader->lane_ends || reader->moments[BROKEN]) {
-        return WHERRY_OK;
-    }
-    wherry_status status = wh_session_has_ended(&data->session) ? wh_session_join(&data->session, &reason) : WHERRY_OK;
-    if (status == WHERRY_REFUSED) {
-        return refuse_lane(reader, status, &reason, error);
-    }
-    if (status != WHERRY_OK) {
-        note_breakage(reader, status, &reason);
-        return WHERRY_OK;
-    }
-    return wh_push_tell_digests(data, tell_digests, reader, error);
-}
-
 static wherry_status look_at_compare(wh_reader *reader, wherry_error *error) {
     wh_push *compare = &reader->compare;
     if (!wh_session_is_open(&compare->session)) {
         return WHERRY_OK;
     }
     WH_TRY(wh_push_tell_digests(compare, tell_digests, reader, error));
-    if (wh_push_has_ended(compare)) {
-        wherry_status status = wh_session_join(&compare->session, error);
-        wh_push_close(compare);
-        return status;
-    }
-    return wh_session_has_ended(&compare->session) ? wh_session_join(&compare->session, error) : WHERRY_OK;
-}
-
-/** Closes a lane that ends, once its workers have ended, and opens that of the next plan. */
-static wherry_status look_at_lane(wh_reader *reader, wherry_error *error) {
-    wh_push *data = &reader->data;
-    if (!reader->lane_ends) {
+    if (!wh_session_has_ended(&compare->session)) {
         return WHERRY_OK;
     }
+    wherry_status status = wh_session_join(&compare->session, error);
+    if (wh_push_has_told(compare)) {
+        wh_push_close(compare);
+    }
+    return status;
+}
+
+/**
+ * Takes in what the workers of the lane have done. If one failed, the reader fails a moment later,
+ * because the receiver may tell a better reason.
+ */
+static wherry_status look_at_open_lane(wh_reader *reader, wherry_error *error) {
+    wh_session *session = &reader->lane.push.session;
+    wherry_error reason;
+    wherry_status status = wh_session_has_ended(session) ? wh_session_join(session, &reason) : WHERRY_OK;
+    if (status == WHERRY_REFUSED) {
+        return refuse_lane(reader, status, &reason, error);
+    }
+    if (status == WHERRY_OK) {
+        return wh_push_tell_digests(&reader->lane.push, tell_digests, reader, error);
+    }
+    if (status != WHERRY_CANCELLED || !wh_call_is_cancelled(reader->call)) {
+        reader->lane.state = WH_LANE_BROKEN;
+        reader->lane.broken = reason;
+        reader->lane.broken.status = status;
+        reader->moments[BROKEN] = wh_clock_now();
+    }
+    return WHERRY_OK;
+}
+
+/** Closes a lane once its workers have ended. Then handles the messages that came since. */
+static wherry_status look_at_ending_lane(wh_reader *reader, wherry_error *error) {
+    wh_push *data = &reader->lane.push;
     WH_TRY(wh_push_tell_digests(data, tell_digests, reader, error));
-    if (wh_deadline_passed(reader->close_by)) {
+    if (wh_deadline_passed(reader->lane.close_by)) {
         wh_session_stop(&data->session);
     }
     if (!wh_session_has_ended(&data->session)) {
         return WHERRY_OK;
     }
-    wh_message message = reader->plan;
-    wh_note plan;
-    reader->plan = (wh_message){.channel = -1};
     wh_stats_add_lane(&reader->outcome.stats, data->session.lane->name);
     close_data(reader);
-    reader->state = WH_READER_OFFERED;
     wherry_status status = WHERRY_OK;
-    if (message.bytes) {
-        status = wh_note_decode(message.bytes, message.size, &plan, error);
-        WH_THEN(status, open_lane(reader, &plan, error));
+    size_t count = reader->later_count;
+    reader->later_count = 0;
+    for (size_t i = 0; i < count; i++) {
+        wh_note note;
+        WH_THEN(status, wh_note_decode(reader->later[i].bytes, reader->later[i].size, &note, error));
+        WH_THEN(status, i ? take_request(reader, reader->later + i, &note, error) : open_lane(reader, &note, error));
+        wh_message_clear(reader->later + i);
     }
-    wh_message_clear(&message);
-    for (size_t i = 0; i < reader->later_count; i++) {
-        wh_note request;
-        WH_THEN(status, wh_note_decode(reader->later[i].bytes, reader->later[i].size, &request, error));
-        WH_THEN(status, take_request(reader, reader->later + i, &request, error));
-    }
-    drop_plan(reader);
     return status;
+}
+
+static wherry_status look_at_lane(wh_reader *reader, wherry_error *error) {
+    return reader->lane.state == WH_LANE_OPEN     ? look_at_open_lane(reader, error)
+           : reader->lane.state == WH_LANE_ENDING ? look_at_ending_lane(reader, error)
+                                                  : WHERRY_OK;
 }
 
 /** The reader has ended when its workers have, and the receiver has its last message. */
 static void look_at_closing(wh_reader *reader) {
     wherry_error ignored;
-    bool over = wh_deadline_passed(reader->close_by) || wh_call_is_cancelled(reader->call) ||
+    bool over = wh_deadline_passed(reader->lane.close_by) || wh_call_is_cancelled(reader->call) ||
                 wh_deadline_passed(reader->call->deadline);
     if (over) {
-        wh_session_stop(&reader->data.session);
+        wh_session_stop(&reader->lane.push.session);
     }
-    wh_backlog_flush(&reader->backlog, reader->call, reader->rank, reader->nonce, &ignored);
-    if (wh_session_has_ended(&reader->data.session) && wh_session_has_ended(&reader->compare.session) &&
+    wh_backlog_flush(&reader->backlog, &ignored);
+    if (wh_session_has_ended(&reader->lane.push.session) && wh_session_has_ended(&reader->compare.session) &&
         (!reader->backlog.count || over)) {
         close_data(reader);
         wh_push_close(&reader->compare);
@@ -811,12 +835,15 @@ static void look_at_closing(wh_reader *reader) {
     }
 }
 
-/** Shows progress to the user, and tells the receiver, so that silence means trouble. */
+/** Shows progress to the user, and reports it to the receiver, so that silence means trouble. */
 static void tell_progress(wh_reader *reader) {
     uint64_t now = wh_clock_now();
-    bool moving = reader->state == WH_READER_MOVING;
-    if (moving && now - reader->moments[SHOWN] >= SHOW_MS * MS) {
-        reader->moments[SHOWN] = now;
+    bool moving = has_lane(reader);
+    if (now - reader->moments[SHOWN] < WH_SHOW_MS * WH_NS_PER_MS) {
+        return;
+    }
+    reader->moments[SHOWN] = now;
+    if (moving) {
         show_progress(reader, now);
     }
     if ((moving || wh_session_is_open(&reader->compare.session)) && !reader->backlog.count) {
@@ -825,12 +852,21 @@ static void tell_progress(wh_reader *reader) {
     }
 }
 
-static void check_progress(wh_reader *reader) {
-    int64_t limit = reader->call->options.no_progress_ms;
-    if (wh_liveness_is_over(&reader->heard, work_done(reader), limit)) {
+/**
+ * Revokes the lease if nothing moves, or if the call has no time limit and this transfer takes too
+ * long.
+ */
+static void check_time(wh_reader *reader) {
+    const wherry_transfer_options *options = &reader->call->options;
+    uint64_t taken = wh_clock_now() - reader->moments[BEGUN];
+    bool late =
+        reader->waiting->any && options->timeout_ms >= 0 && taken / WH_NS_PER_MS >= (uint64_t)options->timeout_ms;
+    if (late || wh_liveness_is_over(&reader->heard, work_done(reader), options->no_progress_ms)) {
         wherry_error error;
-        wh_fail(&error, WHERRY_TIMED_OUT, "timed out: no byte moved for %lld ms", (long long)limit);
-        wh_reader_revoke(reader, WHERRY_TIMED_OUT, &error, wh_call_grace());
+        wh_fail(&error, WHERRY_TIMED_OUT,
+                late ? "timed out: it took more than %lld ms" : "timed out: no byte moved for %lld ms",
+                (long long)(late ? options->timeout_ms : options->no_progress_ms));
+        wh_reader_revoke(reader, WHERRY_TIMED_OUT, &error, NULL);
     }
 }
 
@@ -843,20 +879,19 @@ void wh_reader_tick(wh_reader *reader) {
         return;
     }
     size_t waiting = reader->backlog.count;
-    wherry_status status = wh_backlog_flush(&reader->backlog, reader->call, reader->rank, reader->nonce, &error);
+    wherry_status status = wh_backlog_flush(&reader->backlog, &error);
     if (reader->backlog.count < waiting) {
         wh_liveness_note(&reader->heard);
     }
-    WH_THEN(status, look_at_data(reader, &error));
-    WH_THEN(status, look_at_compare(reader, &error));
     WH_THEN(status, look_at_lane(reader, &error));
+    WH_THEN(status, look_at_compare(reader, &error));
     settle(reader, status, &error);
-    if (!wh_reader_is_decided(reader) && reader->moments[BROKEN] &&
-        wh_clock_now() - reader->moments[BROKEN] > EXPLAIN_MS * MS) {
-        fail(reader, reader->broken.status, &reader->broken);
+    if (wh_reader_holds_lease(reader) && reader->lane.state == WH_LANE_BROKEN &&
+        wh_clock_now() - reader->moments[BROKEN] > WH_READER_EXPLAIN_MS * WH_NS_PER_MS && is_unchanged(reader)) {
+        fail(reader, reader->lane.broken.status, &reader->lane.broken);
     }
     if (wh_reader_holds_lease(reader)) {
         tell_progress(reader);
-        check_progress(reader);
+        check_time(reader);
     }
 }

@@ -22,8 +22,8 @@ static void prepare_target(wh_agreement *agreement, const wh_call *call) {
     /* With these flags, the target differs from the source. */
     bool differs = options->flags & (WHERRY_RECV_NEW | WHERRY_RECV_PARTIAL);
     if (agreement->target && !agreement->wants_state && !options->inspect && !differs) {
-        bool exact = options->step != WHERRY_STEP_ANY; /* as at a source */
-        wh_offer_create_to_compare(agreement->target, wh_call_rank(call), exact, &agreement->as_source, NULL);
+        bool exact = options->step != WHERRY_STEP_ANY; /* The same as at a source. */
+        wh_offer_create(agreement->target, wh_call_rank(call), exact, WH_SHARE_NEVER, &agreement->as_source, NULL);
     }
 }
 
@@ -87,10 +87,10 @@ static wherry_status plan_prepared(wh_agreement *agreement, const wh_call *call,
     return wh_plan_create(prepared, target, disjoint, &plan_options, &agreement->own_plan, error);
 }
 
-static wherry_status plan_manifest(wh_agreement *agreement, const wh_call *call, const wh_note *offer,
-                                   wherry_error *error) {
+static wherry_status plan_manifest(wh_agreement *agreement, const wh_call *call, wherry_error *error) {
     wherry_prepared *prepared;
-    WH_TRY(wherry_manifest_decode(offer->manifest.bytes, offer->manifest.size, call->options.limits, &prepared, error));
+    wh_bytes manifest = agreement->manifest;
+    WH_TRY(wherry_manifest_decode(manifest.bytes, manifest.size, call->options.limits, &prepared, error));
     wherry_status status = plan_prepared(agreement, call, prepared, error);
     if (status != WHERRY_OK) {
         wherry_prepared_destroy(prepared);
@@ -99,10 +99,10 @@ static wherry_status plan_manifest(wh_agreement *agreement, const wh_call *call,
     return status;
 }
 
-/** Uses the plan that was made ahead. */
-static wherry_status plan_same(wh_agreement *agreement, int32_t rank, wherry_error *error) {
+/** Uses the plan that was made in advance. */
+static wherry_status plan_same(wh_agreement *agreement, const wh_recv_source *source, wherry_error *error) {
     if (!agreement->as_source) {
-        return wh_fail(error, WHERRY_MALFORMED, "rank %d offers a state without a manifest", (int)rank);
+        return wh_fail(error, WHERRY_MALFORMED, "%s offers a state without a manifest", source->name);
     }
     if (agreement->unfit.status != WHERRY_OK) {
         *error = agreement->unfit;
@@ -113,16 +113,17 @@ static wherry_status plan_same(wh_agreement *agreement, int32_t rank, wherry_err
     return WHERRY_OK;
 }
 
-wherry_status wh_agreement_make(wh_agreement *agreement, wh_call *call, const wh_note *offer, int32_t rank,
-                                wherry_error *error) {
-    WH_TRY(offer->manifest.size ? plan_manifest(agreement, call, offer, error) : plan_same(agreement, rank, error));
+wherry_status wh_agreement_make(wh_agreement *agreement, wh_call *call, wh_recv_source *source, wherry_error *error) {
+    agreement->first = source;
+    agreement->manifest = source->offer.manifest;
+    agreement->offer = source->offer_message;
+    source->offer_message = (wh_message){.channel = WH_NO_SOCKET};
+    WH_TRY(agreement->manifest.size ? plan_manifest(agreement, call, error) : plan_same(agreement, source, error));
     wherry_plan_summarize(agreement->plan, &agreement->summary);
     size_t count;
     const wherry_interval *intervals = wherry_plan_intervals(agreement->plan, &count);
     agreement->wanted_bytes = agreement->summary.chunk_bytes;
-    if (!wh_chunk_set_init(&agreement->wanted, intervals, count)) {
-        return wh_fail_memory(error, "a receive");
-    }
+    WH_TRY_ALLOC(wh_chunk_set_init(&agreement->wanted, intervals, count), error, "a receive");
     wh_point("receiver planned");
     const wherry_plan_summary *summary = &agreement->summary;
     for (size_t i = 0; i < summary->missing || i < summary->extra; i++) {
@@ -136,22 +137,20 @@ wherry_status wh_agreement_make(wh_agreement *agreement, wh_call *call, const wh
 /* ---- several sources ---- */
 
 /** Decodes a manifest; without one, borrows the target, which equals the source's state. */
-static wherry_status read_offer(const wh_agreement *agreement, const wh_call *call, const wh_note *offer,
+static wherry_status read_offer(const wh_agreement *agreement, const wh_call *call, wh_bytes manifest,
                                 wherry_prepared **owned_p, const wherry_prepared **prepared_p, wherry_error *error) {
-    *owned_p = NULL;
-    if (!offer->manifest.size && !agreement->as_source) {
+    if (!manifest.size && !agreement->as_source) {
         return wh_fail(error, WHERRY_MALFORMED, "a source offers a state without a manifest");
     }
-    if (offer->manifest.size) {
-        WH_TRY(
-            wherry_manifest_decode(offer->manifest.bytes, offer->manifest.size, call->options.limits, owned_p, error));
+    if (manifest.size) {
+        WH_TRY(wherry_manifest_decode(manifest.bytes, manifest.size, call->options.limits, owned_p, error));
     }
     *prepared_p = *owned_p ? *owned_p : agreement->as_source->prepared;
     return WHERRY_OK;
 }
 
-static wherry_status compare_layouts(const wherry_prepared *first, int32_t first_rank, const wherry_prepared *other,
-                                     int32_t other_rank, wherry_error *error) {
+static wherry_status compare_layouts(const wherry_prepared *first, const char *first_name, const wherry_prepared *other,
+                                     const wh_recv_source *source, wherry_error *error) {
     wherry_error why = {.status = WHERRY_OK};
     const wherry_value *a = wherry_prepared_state(first);
     const wherry_value *b = wherry_prepared_state(other);
@@ -163,43 +162,42 @@ static wherry_status compare_layouts(const wherry_prepared *first, int32_t first
         status = wh_fail(&why, WHERRY_MISMATCH, "their bytes are divided differently");
     }
     if (status != WHERRY_OK) {
-        wh_fail(error, status, "ranks %d and %d send states with different layouts: %s", (int)first_rank,
-                (int)other_rank, why.message);
+        wh_fail(error, status, "%s and %s send states with different layouts: %s", first_name, source->name,
+                why.message);
         wh_fail_path(error, why.path);
-        return wh_fail_rank(error, other_rank, status);
+        return wh_fail_rank(error, source->rank, status);
     }
     if (wherry_value_compare(a, b, WHERRY_COMPARE_NO_CONTENT, &why) != WHERRY_OK) {
-        wh_log(WHERRY_LOG_WARN, "plain values of ranks %d and %d differ, and those of rank %d are used: %s: %s",
-               (int)first_rank, (int)other_rank, (int)first_rank, why.path, why.message);
+        wh_log(WHERRY_LOG_WARN, "plain values of %s and %s differ, and those of %s are used: %s: %s", first_name,
+               source->name, first_name, why.path, why.message);
     }
     return WHERRY_OK;
 }
 
-wherry_status wh_agreement_check(const wh_agreement *agreement, const wh_call *call, const wh_note *first,
-                                 int32_t first_rank, const wh_note *other, int32_t other_rank, wherry_error *error) {
-    if (first->step != other->step) {
-        wh_fail(error, WHERRY_MISMATCH, "rank %d sends step %lld, but rank %d sends step %lld", (int)first_rank,
-                (long long)first->step, (int)other_rank, (long long)other->step);
-        return wh_fail_rank(error, other_rank, WHERRY_MISMATCH);
-    }
+wherry_status wh_agreement_check(const wh_agreement *agreement, const wh_call *call, const wh_recv_source *source,
+                                 wherry_error *error) {
+    wh_bytes first = agreement->manifest;
+    wh_bytes other = source->offer.manifest;
     /* Two ranks may have different boxes of a DTensor, so their manifests must be decoded. */
     bool boxes = agreement->plan->prepared->dtensor_count > 0;
-    bool known = !first->manifest.size && !other->manifest.size;
-    if (known || (!boxes && wh_manifests_are_equal(first->manifest.bytes, first->manifest.size, other->manifest.bytes,
-                                                   other->manifest.size))) {
+    bool same = first.bytes == other.bytes || (!first.size && !other.size);
+    if (same || (!boxes && wh_manifests_are_equal(first.bytes, first.size, other.bytes, other.size))) {
         return WHERRY_OK;
     }
     wherry_prepared *owned[2] = {NULL, NULL};
-    const wherry_prepared *prepared[2];
+    const wherry_prepared *prepared[2] = {NULL, NULL};
     wherry_status status = read_offer(agreement, call, first, owned, prepared, error);
     WH_THEN(status, read_offer(agreement, call, other, owned + 1, prepared + 1, error));
-    WH_THEN(status, compare_layouts(prepared[0], first_rank, prepared[1], other_rank, error));
+    WH_THEN(status, compare_layouts(prepared[0], agreement->first->name, prepared[1], source, error));
     wherry_prepared_destroy(owned[0]);
     wherry_prepared_destroy(owned[1]);
     return status;
 }
 
 void wh_agreement_destroy(wh_agreement *agreement) {
+    if (agreement->first) {
+        wh_message_clear(&agreement->offer);
+    }
     wh_chunk_set_destroy(&agreement->wanted);
     wherry_plan_destroy(agreement->own_plan);
     wherry_plan_destroy(agreement->same_plan);

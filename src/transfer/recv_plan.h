@@ -15,19 +15,26 @@
 #include "range/chunkset.h"
 #include "transfer/call.h"
 #include "transfer/offer.h"
+#include "transfer/recv_source.h"
 
 /** Starts as {0}. */
 typedef struct wh_agreement {
     /** The caller wants the state, not only the bytes of its target. */
     bool wants_state;
-    const wherry_value *target; /**< Before the offer; NULL: none. */
+    const wherry_value *target; /**< The target that is known before the offer; NULL: none. */
     bool disjoint;              /**< No two tensors of the target share memory. */
     wh_offer *as_source;        /**< The target, prepared like a source; NULL: not possible. */
     wherry_plan *same_plan;     /**< For a source with an equal state. Borrows from as_source. */
-    wherry_error unfit;         /**< Why there is no same_plan; status WHERRY_OK: there is one. */
-    const wherry_plan *plan;    /**< The plan in use: same_plan or own_plan. */
+    /** The reason why there is no same_plan; status WHERRY_OK: there is one. */
+    wherry_error unfit;
+    const wherry_plan *plan; /**< The plan in use: same_plan or own_plan. */
     wherry_plan *own_plan;
-    wherry_plan_summary summary; /**< Of the plan. */
+    wh_recv_source *first; /**< The source whose manifest was planned; NULL: none yet. */
+    /** The OFFER of that source. The source may come back with another one. */
+    wh_message offer;
+    /** The manifest, which is in `offer`; empty if the state equals as_source. */
+    wh_bytes manifest;
+    wherry_plan_summary summary; /**< The prepared state of `plan`. */
     bool in_place;
     /** The chunks to ask for: those of the plan, without those that the target already has. */
     wh_chunk_set wanted;
@@ -45,22 +52,19 @@ void wh_agreement_plan_ahead(wh_agreement *agreement);
 
 /**
  * Makes the plan.
- * @param offer  of the source at `rank`.
+ * @param source  one that has offered. Its OFFER moves to the agreement.
  * @return WHERRY_OK; WHERRY_MALFORMED; as wherry_manifest_decode and wherry_plan_create; the errors
  * of the caller's functions.
  */
-wherry_status wh_agreement_make(wh_agreement *agreement, wh_call *call, const wh_note *offer, int32_t rank,
-                                wherry_error *error);
+wherry_status wh_agreement_make(wh_agreement *agreement, wh_call *call, wh_recv_source *source, wherry_error *error);
 
 /**
- * Checks that another source sends the same state as the one that the plan was made from. Logs a
- * warning if only plain values differ.
- * @param first, first_rank  the offer that the plan was made from.
- * @param other, other_rank  the offer to check.
+ * Checks that a source sends the same state as the one that the plan was made from. Logs a warning
+ * if only plain values differ.
  * @return WHERRY_OK; WHERRY_MISMATCH, with the path and both sides; as wherry_manifest_decode.
  */
-wherry_status wh_agreement_check(const wh_agreement *agreement, const wh_call *call, const wh_note *first,
-                                 int32_t first_rank, const wh_note *other, int32_t other_rank, wherry_error *error);
+wherry_status wh_agreement_check(const wh_agreement *agreement, const wh_call *call, const wh_recv_source *source,
+                                 wherry_error *error);
 
 void wh_agreement_destroy(wh_agreement *agreement);
 

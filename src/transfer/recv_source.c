@@ -11,73 +11,89 @@
 #include "lane/lane_timing.h"
 #include "plan/plan.h"
 #include "transfer/recv.h"
+#include "transfer/transfer_timing.h"
 
 /**
- * A device copies this much, in runs of this length on average, before threads would have started.
+ * A device copies this many bytes, in runs of this average length, in less time than it takes to
+ * start threads.
  */
 #define QUICK_BYTES (UINT64_C(4) << 30)
 #define QUICK_RUN (UINT64_C(256) << 10)
 
 enum {
-    EXPLAIN_MS = 300,      /**< How long a broken lane waits for the source's own reason. */
-    COMPARE_MS = 2000,     /**< How long one that compares may be silent, if there are others. */
-    END_MS = 1000,         /**< How long a session may take to end when all its chunks have come. */
-    OPEN_MS = 2000,        /**< How long a source may take to open a lane, if there are others. */
-    OPEN_DOUBLES_MAX = 5,  /**< How often that time doubles, so that slow ones succeed at last. */
     ALONE_BYTES = 1 << 20, /**< Up to this size, starting threads costs more than it saves. */
     DAMAGED_MAX = 2,       /**< How often a source may send damaged chunks. */
 };
 
+uint8_t wh_source_number(const wh_recv_source *source) {
+    return (uint8_t)(source - source->recv->sources);
+}
+
+static wherry_source_stats *stats_of(const wh_recv_source *source) {
+    return source->recv->stats.sources + wh_source_number(source);
+}
+
 uint64_t wh_source_bytes(const wh_recv_source *source) {
-    return source->recv->stats.sources[source->number].bytes + atomic_load(&source->pull.session.moved);
+    return stats_of(source)->bytes + atomic_load(&source->pull.session.moved);
 }
 
 /* ---- failures ---- */
+
+static void set_failure(wh_recv_source *source, wh_source_state state, wherry_status status,
+                        const wherry_error *error) {
+    source->state = state;
+    source->failure = *error;
+    source->failure.status = status;
+    source->failure.rank = error->rank < 0 ? source->rank : error->rank;
+    wh_session_stop(&source->pull.session);
+}
 
 void wh_source_fail(wh_recv_source *source, wherry_status status, const wherry_error *error, bool tell) {
     if (source->state == WH_SOURCE_GONE) {
         return;
     }
     source->told = source->told || !tell || source->state == WH_SOURCE_ABSENT;
-    source->failure = *error;
-    source->failure.status = status;
-    if (source->failure.rank < 0) {
-        source->failure.rank = source->rank;
-    }
-    source->state = WH_SOURCE_GONE;
-    wh_session_stop(&source->pull.session);
+    set_failure(source, WH_SOURCE_GONE, status, error);
     if (source->recv->source_count > 1) {
-        wh_log(WHERRY_LOG_WARN, "the receive goes on without rank %d: %s", (int)source->rank, error->message);
+        wh_log(WHERRY_LOG_WARN, "the receive goes on without %s: %s", source->name, error->message);
     }
 }
 
 /** Tells the source how the receive from it has ended, unless it knows. Its session is closed. */
 static void say_goodbye(wh_recv_source *source, wherry_status status, const wherry_error *error, wh_deadline deadline) {
-    wherry_transport *transport = source->recv->call.transport;
-    bool offered = source->offer_message.bytes != NULL;
+    wherry_transport *transport = source->transport;
+    bool offered = source->offer.type == WH_OFFER;
     if (source->told || source->state == WH_SOURCE_ABSENT) {
         return;
     }
-    wh_note note = {.type = offered ? WH_ABORT : WH_WITHDRAW, .nonce = wh_inbox_tag(source->recv->inbox)};
+    wh_note note = {.type = offered ? WH_ABORT : WH_WITHDRAW, .nonce = wh_inbox_tag(source->inbox)};
     source->told = true;
     if (status == WHERRY_OK && offered) {
-        note = (wh_note){.type = WH_DONE, .epoch = source->offer.epoch, .bytes = wh_source_bytes(source)};
+        /* Sources of several have confirmed the chunks that are kept. */
+        note = (wh_note){.type = WH_DONE, .epoch = source->offer.epoch, .last = 1, .bytes = wh_source_bytes(source)};
     } else if (status != WHERRY_OK) {
         wh_note_reason(&note, status, error);
     }
     wh_note_try_send(&note, transport->group, source->rank, offered ? source->offer.id : transport->tag, deadline);
 }
 
-/** The lane failed: the source fails a moment later, because a better reason may come. */
+/** The lane failed. The source fails a moment later, because a better reason may come. */
 static void break_source(wh_recv_source *source, wherry_status status, const wherry_error *error) {
     if (source->state < WH_SOURCE_BROKEN) {
-        source->state = WH_SOURCE_BROKEN;
-        source->failure = *error;
-        source->failure.status = status;
-        source->failure.rank = source->rank;
+        set_failure(source, WH_SOURCE_BROKEN, status, error);
         source->since = wh_clock_now();
-        wh_session_stop(&source->pull.session);
     }
+}
+
+/** True if another source can be asked instead. */
+static bool has_others(const wh_recv_source *source) {
+    const wh_recv *recv = source->recv;
+    for (WH_EACH_SOURCE(one, recv)) {
+        if (one != source && wh_source_is_usable(one)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 wherry_status wh_source_tell(wh_recv_source *source, const wh_note *note, wherry_error *error) {
@@ -85,16 +101,21 @@ wherry_status wh_source_tell(wh_recv_source *source, const wh_note *note, wherry
     wherry_error why;
     recv->stats.messages++;
     wh_deadline patience = wh_deadline_in_ms(recv->call.options.no_progress_ms);
-    wherry_status status = wh_note_send(note, &recv->call, source->rank, source->offer.id,
+    if (has_others(source)) { /* This thread serves none of the other sources meanwhile. */
+        patience = wh_deadline_earlier(patience, wh_deadline_in_ms(WH_SOURCE_TELL_MS));
+    }
+    wherry_status status = wh_note_send(note, &recv->call, source->transport->group, source->rank, source->offer.id,
                                         wh_deadline_earlier(recv->call.deadline, patience), &why);
     if (status == WHERRY_OK) {
         return WHERRY_OK;
     }
-    if (wh_call_must_end(&recv->call, "sending a message", error) != WHERRY_OK || status == WHERRY_CLOSED) {
+    /* If the call must end anyway, report that reason, not the failure of the message. */
+    WH_TRY(wh_recv_must_end(recv, "sending a message", error));
+    if (wh_recv_is_fatal(recv, status)) {
         *error = why;
         return status;
     }
-    wh_source_fail(source, status, &why, false);
+    wh_source_fail(source, status, &why, status == WHERRY_TIMED_OUT);
     return WHERRY_OK;
 }
 
@@ -102,52 +123,42 @@ wherry_status wh_source_tell(wh_recv_source *source, const wh_note *note, wherry
 
 wherry_status wh_source_ask(wh_recv_source *source, wherry_error *error) {
     wh_recv *recv = source->recv;
-    wherry_transport *transport = recv->call.transport;
+    wh_group *group = source->transport->group;
     const wherry_transfer_options *options = &recv->call.options;
-    wh_mailbox *mailbox = transport->group->mailbox;
-    bool alone = recv->source_count == 1;
     wh_note want = {
         .type = WH_WANT,
-        .nonce = wh_inbox_tag(recv->inbox),
+        .nonce = wh_inbox_tag(source->inbox),
         .step = options->step,
         .verify = (uint8_t)(options->verify == WHERRY_VERIFY_ALL ? WHERRY_VERIFY_ON : options->verify),
     };
     if (recv->agreed.as_source) {
         want.known = (wh_bytes){recv->agreed.as_source->fingerprint.bytes, WHERRY_DIGEST_BYTES};
     }
-    source->incarnation = wh_mailbox_incarnation(mailbox, source->rank);
-    if (!alone && !source->incarnation) {
-        wh_group_watch(transport->group, source->rank);
+    source->incarnation = wh_mailbox_incarnation(group->mailbox, source->rank);
+    if (!source->incarnation) {
+        wh_group_watch(group, source->rank);
     }
+    /* With only one source, no other source is waiting meanwhile. */
+    wh_deadline patience = recv->source_count == 1 ? wh_call_tick(&recv->call) : wh_deadline_in_ms(0);
     wherry_error why;
-    wherry_status status = wh_note_send(&want, &recv->call, source->rank, transport->tag,
-                                        alone ? recv->call.deadline : wh_deadline_in_ms(0), &why);
+    wherry_status status =
+        wh_note_send(&want, &recv->call, group, source->rank, source->transport->tag, patience, &why);
     if (status == WHERRY_OK) {
         recv->stats.messages++;
         source->state = WH_SOURCE_ASKED;
         wh_point("receiver asked");
-        return WHERRY_OK;
-    }
-    if (status == WHERRY_TIMED_OUT && !alone) {
-        return WHERRY_OK; /* It has not joined yet: asked again later. */
-    }
-    if (status == WHERRY_TIMED_OUT) {
-        wh_fail(error, status, "timed out after %.3f s while asking for a checkpoint: rank %d %s",
-                wh_seconds(recv->call.begin, wh_clock_now()), (int)source->rank,
-                wh_mailbox_incarnation(mailbox, source->rank) ? "takes no messages" : "has not joined");
-        return wh_fail_rank(error, source->rank, status);
-    }
-    if (alone || status == WHERRY_CANCELLED || status == WHERRY_CLOSED) {
+    } else if (wh_recv_is_fatal(recv, status)) {
         *error = why;
         return status;
+    } else if (status != WHERRY_TIMED_OUT) { /* Otherwise the source is asked again later. */
+        wh_source_fail(source, status, &why, false);
     }
-    wh_source_fail(source, status, &why, false);
     return WHERRY_OK;
 }
 
 static void take_answer(wh_recv_source *source, const wh_note *note) {
     if (source->answer == WH_CONFIRM) {
-        return; /* only CONFIRMED answers that */
+        return; /* Only CONFIRMED answers a CONFIRM. */
     }
     source->answer = note->type;
     source->reason = (wherry_error){.status = WHERRY_OK};
@@ -162,15 +173,19 @@ static void take_answer(wh_recv_source *source, const wh_note *note) {
 static wherry_status take_digests(wh_recv_source *source, const wh_note *note, wherry_error *error) {
     wh_liveness_note(&source->heard);
     size_t count = note->digests.size / WHERRY_DIGEST_BYTES;
-    /* A source is compared only in chunks that came from others: this tells the answers apart. */
-    /* else, digests of a recalled session may come */
+    /*
+     * Digests of a recalled session may arrive late. A source is compared only in chunks that came
+     * from other sources. This usually distinguishes the two. Digests of sessions are never strong.
+     */
     bool strict = source->recv->source_count == 1;
-    bool compared = source->comparing && wh_chunk_set_has(source->comparing->chunks, note->first);
-    bool taken = compared ? wh_comparing_take(source->comparing, note->first, note->digests.bytes, count, strict)
-                          : wh_chunks_claim(&source->recv->chunks, source->number, note->first, note->digests.bytes,
-                                            count, strict);
-    return taken ? WHERRY_OK
-                 : wh_fail(error, WHERRY_MALFORMED, "rank %d sent digests that nobody asked for", (int)source->rank);
+    const wh_comparing *comparing = source->comparing;
+    bool compared =
+        comparing && comparing->strong == (note->strong != 0) && wh_chunk_set_has(comparing->chunks, note->first);
+    bool taken = compared       ? wh_comparing_take(source->comparing, note->first, note->digests.bytes, count, strict)
+                 : note->strong ? !strict /* the answer to a question that was given up */
+                                : wh_chunks_claim(&source->recv->chunks, wh_source_number(source), note->first,
+                                                  note->digests.bytes, count, strict);
+    return taken ? WHERRY_OK : wh_fail(error, WHERRY_MALFORMED, "%s sent digests that nobody asked for", source->name);
 }
 
 static wherry_status take_note(wh_recv_source *source, const wh_note *note, wherry_error *error) {
@@ -195,15 +210,15 @@ static wherry_status take_note(wh_recv_source *source, const wh_note *note, wher
         wh_liveness_report(&source->heard, note->bytes);
         return WHERRY_OK;
     case WH_REVOKED:
-        return wh_fail_note(error, WHERRY_REVOKED, source->rank, note,
+        return wh_fail_note(error, WHERRY_REVOKED, source->rank, source->name, note,
                             "took its offer back, what was received is not valid");
     case WH_ABORT:
         source->told = true;
         return wh_fail_note(error, note->status == WHERRY_MISMATCH ? WHERRY_MISMATCH : WHERRY_ABORTED, source->rank,
-                            note, "gave up");
+                            source->name, note, "gave up");
     default:
-        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a message of type %d, which only a receiver sends",
-                       (int)source->rank, (int)note->type);
+        return wh_fail(error, WHERRY_MALFORMED, "%s sent a message of type %d, which only a receiver sends",
+                       source->name, (int)note->type);
     }
 }
 
@@ -211,8 +226,9 @@ static wherry_status take_note(wh_recv_source *source, const wh_note *note, wher
 static wherry_status take_offer(wh_recv_source *source, wh_message *message, const wh_note *note) {
     source->offer_message = *message;
     source->offer = *note;
-    *message = (wh_message){.channel = -1};
+    *message = (wh_message){.channel = WH_NO_SOCKET};
     source->state = WH_SOURCE_OFFERED;
+    source->remote = !wh_group_is_local(source->transport->group, source->rank);
     wh_liveness_note(&source->heard);
     return WHERRY_OK;
 }
@@ -225,7 +241,7 @@ void wh_source_take(wh_recv_source *source, wh_message *message) {
     }
     if (message->kind == WH_MESSAGE_LOST) {
         if (message->incarnation >= source->incarnation) {
-            wh_fail(&error, WHERRY_PEER_LOST, "rank %d was lost: %.*s", (int)source->rank, (int)message->size,
+            wh_fail(&error, WHERRY_PEER_LOST, "%s was lost: %.*s", source->name, (int)message->size,
                     message->bytes ? (const char *)message->bytes : "");
             wh_source_fail(source, WHERRY_PEER_LOST, &error, false);
         }
@@ -245,26 +261,20 @@ void wh_source_take(wh_recv_source *source, wh_message *message) {
     }
 }
 
-/** True if another source can be asked instead. */
-static bool has_others(const wh_recv_source *source) {
-    const wh_recv *recv = source->recv;
-    for (size_t i = 0; i < recv->source_count; i++) {
-        if (recv->sources + i != source && wh_source_is_usable(recv->sources + i)) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /**
- * True if the source takes so long to open a lane that others should be asked: meanwhile, this
- * thread serves nobody else.
+ * True if the probe of a lane must end: after a cancel, and if other sources should be asked
+ * instead, because this thread serves no other source meanwhile. A lane between devices takes long
+ * to open, and is not tried again soon after a failure. So the probe of such a lane is not ended
+ * for other sources.
  */
-static bool is_slow(wh_recv_source *source) {
-    uint64_t limit = (uint64_t)OPEN_MS << wh_min(source->slow_times, OPEN_DOUBLES_MAX);
-    source->slow = source->slow || (source->opening && has_others(source) &&
-                                    wh_clock_now() - source->since > limit * UINT64_C(1000000));
-    return source->slow;
+static bool must_stop_probe(void *context) {
+    wh_recv_source *source = context;
+    const wh_session *session = &source->pull.session;
+    bool probes = wh_session_is_open(session) && !session->end && !(session->lane->traits & WH_LANE_DEVICE);
+    if (source->recv->source_count > 1 && probes && wh_recv_is_stalled(source->recv, source)) {
+        source->recalled = true;
+    }
+    return source->recalled || wh_call_is_cancelled(&source->recv->call);
 }
 
 wherry_status wh_source_await(wh_recv_source *source, wh_message_type type, const char *doing, wherry_error *error) {
@@ -272,35 +282,26 @@ wherry_status wh_source_await(wh_recv_source *source, wh_message_type type, cons
     int64_t patience = recv->call.options.no_progress_ms;
     wh_deadline limit = wh_deadline_in_ms(patience);
     while (source->state == WH_SOURCE_OFFERED && source->answer != type && source->answer != WH_REFUSE_LANE &&
-           !is_slow(source)) {
+           !source->recalled) {
         if (wh_deadline_passed(limit)) {
             wherry_error why;
-            wh_fail(&why, WHERRY_TIMED_OUT, "rank %d: timed out while %s: no answer for %lld ms", (int)source->rank,
-                    doing, (long long)patience);
+            wh_fail(&why, WHERRY_TIMED_OUT, "%s: timed out while %s: no answer for %lld ms", source->name, doing,
+                    (long long)patience);
             wh_source_fail(source, WHERRY_TIMED_OUT, &why, true);
             break;
         }
         WH_TRY(wh_recv_pump(recv, wh_deadline_earlier(limit, wh_call_tick(&recv->call)), doing, error));
+        must_stop_probe(source);
     }
     return WHERRY_OK;
 }
 
 /* ---- choosing a lane ---- */
 
-static const wh_offered_lane *find_offer(const wh_recv_source *source, const wh_lane_ops *lane) {
-    for (size_t i = 0; i < source->offer.lane_count; i++) {
-        const wh_offered_lane *one = source->offer.lanes + i;
-        if (one->name.size == strlen(lane->name) && memcmp(one->name.bytes, lane->name, one->name.size) == 0) {
-            return one;
-        }
-    }
-    return NULL;
-}
-
 static void note_refusal(wh_recv_source *source, const wh_lane_ops *lane, const wherry_error *reason) {
     bool failed = reason->status != WHERRY_UNSUPPORTED;
-    wh_log(failed ? WHERRY_LOG_WARN : WHERRY_LOG_INFO, "the lane %s from rank %d does not work: %s", lane->name,
-           (int)source->rank, reason->message);
+    wh_log(failed ? WHERRY_LOG_WARN : WHERRY_LOG_INFO, "the lane %s from %s does not work: %s", lane->name,
+           source->name, reason->message);
     wh_stats_skip_lane(&source->recv->stats, lane->name, reason);
 }
 
@@ -323,9 +324,10 @@ static bool decide_verify(const wh_recv_source *source, const wh_lane_ops *lane)
     return said == WHERRY_VERIFY_DEFAULT ? (lane->traits & WH_LANE_NETWORK) != 0 : said != WHERRY_VERIFY_OFF;
 }
 
-/** Checks whether a lane can move the chunks of this leg at all. */
+/** Checks whether a lane can move the chunks that move now. */
 static wherry_status check_lane(const wh_recv_source *source, const wh_lane_ops *lane, wherry_error *error) {
     uint32_t traits = lane->traits;
+    WH_TRY(wh_lane_check_encryption(lane, source->transport->group, error));
     if (!source->recv->on_device) {
         return traits & WH_LANE_DEVICE ? wh_fail(error, WHERRY_UNSUPPORTED, "it moves only device memory") : WHERRY_OK;
     }
@@ -337,42 +339,17 @@ static wherry_status check_lane(const wh_recv_source *source, const wh_lane_ops 
                : WHERRY_OK;
 }
 
-/**
- * The question of the stop while this thread probes. Offers of other sources are taken meanwhile:
- * without them, a stopped source would seem to be the only one, and hold up the receive.
- */
-static bool must_stop_probe(void *context) {
-    wh_recv_source *source = context;
-    if (source->recv->source_count > 1) {
-        wh_recv_take_waiting(source->recv);
-    }
-    return wh_call_is_cancelled(&source->recv->call) || is_slow(source);
-}
-
 static wherry_status prepare_session(wh_recv_source *source, const wh_lane_ops *lane, wherry_error *error) {
     wh_recv *recv = source->recv;
     wh_call *call = &recv->call;
-    wh_lane_site site = {
-        .group = call->transport->group,
-        .peer = source->rank,
-        .tag = source->offer.id,
-        .threads = call->options.threads,
-        .keep_ptracer = call->options.flags & WHERRY_KEEP_PTRACER,
-        .deadline = call->deadline,
-        .no_progress_ms = (uint32_t)call->options.no_progress_ms,
-        .devices = recv->agreed.plan->traits.cuda,
-        .ordered = call->lanes.ordered,
-        .held_p = &recv->held,
-    };
-    source->pull = (wh_pull){.chunks = &recv->chunks, .source = source->number};
-    WH_TRY(wh_session_prepare(&source->pull.session, lane, &site, recv->inbox, error));
+    wh_lane_site site =
+        wh_call_site(call, source->transport->group, source->rank, source->offer.id, recv->agreed.plan->traits.cuda);
+    site.held_p = &recv->held;
+    source->pull = (wh_pull){.chunks = &recv->chunks, .source = wh_source_number(source)};
+    WH_TRY(wh_session_prepare(&source->pull.session, lane, &site, source->inbox, error));
     /* While this thread probes, it asks the interrupt, and a cancel ends the probe. */
     wh_call_set_stop(call, &source->pull.session.stop);
     wh_stop_set_question(&source->pull.session.stop, must_stop_probe, source);
-    /* A lane between devices takes long to open, and is not tried again soon after a failure. */
-    source->opening = !(lane->traits & WH_LANE_DEVICE);
-    source->slow = false;
-    source->since = wh_clock_now();
     return WHERRY_OK;
 }
 
@@ -382,8 +359,8 @@ static void close_session(wh_recv_source *source) {
 }
 
 /** Asks the source for help, and probes again. `refusal` receives the result of the probe. */
-static wherry_status assist(wh_recv_source *source, const wh_offered_lane *offered, wh_string *request,
-                            wherry_error *refusal, wherry_error *error) {
+static wherry_status assist(wh_recv_source *source, const wh_bytes *offered, wh_string *request, wherry_error *refusal,
+                            wherry_error *error) {
     wh_session *session = &source->pull.session;
     wh_note note = {
         .type = WH_ASSIST,
@@ -393,7 +370,7 @@ static wherry_status assist(wh_recv_source *source, const wh_offered_lane *offer
     source->answer = 0;
     WH_TRY(wh_source_tell(source, &note, error));
     WH_TRY(wh_source_await(source, WH_ASSISTED, "waiting for the source to open a lane", error));
-    if (source->state != WH_SOURCE_OFFERED || source->slow) {
+    if (source->state != WH_SOURCE_OFFERED || source->recalled) {
         return WHERRY_OK;
     }
     if (source->reason.status != WHERRY_OK) {
@@ -403,29 +380,25 @@ static wherry_status assist(wh_recv_source *source, const wh_offered_lane *offer
     }
     bool again = false;
     request->size = 0;
-    refusal->status = session->lane->probe(&session->site, offered->offer.bytes, offered->offer.size, request, &again,
-                                           &session->end, refusal);
+    refusal->status =
+        session->lane->probe(&session->site, offered->bytes, offered->size, request, &again, &session->end, refusal);
     return WHERRY_OK;
 }
 
 /** Tries one lane. refusal->status is WHERRY_OK if it works; then `request` is for the source. */
-static wherry_status try_lane(wh_recv_source *source, const wh_lane_ops *lane, const wh_offered_lane *offered,
+static wherry_status try_lane(wh_recv_source *source, const wh_lane_ops *lane, const wh_bytes *offered,
                               wh_string *request, wherry_error *refusal, wherry_error *error) {
     wh_session *session = &source->pull.session;
     bool may_assist = false;
     wherry_status status = WHERRY_OK;
     WH_TRY(prepare_session(source, lane, error));
     refusal->status = lane->traits & WH_LANE_ONE_SIDED ? check_addresses(source, refusal) : WHERRY_OK;
-    if (refusal->status == WHERRY_OK) {
-        refusal->status = lane->probe(&session->site, offered->offer.bytes, offered->offer.size, request, &may_assist,
-                                      &session->end, refusal);
-    }
+    WH_THEN(refusal->status,
+            lane->probe(&session->site, offered->bytes, offered->size, request, &may_assist, &session->end, refusal));
     if (refusal->status != WHERRY_OK && may_assist) {
         status = assist(source, offered, request, refusal, error);
     }
-    source->opening = false;
-    source->slow_times += source->slow;
-    if (status != WHERRY_OK || refusal->status != WHERRY_OK || source->state != WH_SOURCE_OFFERED || source->slow) {
+    if (status != WHERRY_OK || refusal->status != WHERRY_OK || source->state != WH_SOURCE_OFFERED || source->recalled) {
         close_session(source);
         request->size = 0;
     }
@@ -439,7 +412,7 @@ static wherry_status try_lane(wh_recv_source *source, const wh_lane_ops *lane, c
 static wherry_status choose_lane(wh_recv_source *source, wh_string *request, wherry_error *error) {
     wh_recv *recv = source->recv;
     const wh_lane_list *lanes = &recv->call.lanes;
-    bool failed = false; /* A lane should have worked: the source may be gone. */
+    bool failed = false; /* A lane should have worked, so the source may be lost. */
     wherry_status failure = WHERRY_UNSUPPORTED;
     wherry_error why;
     for (; source->next_lane < lanes->count && source->state == WH_SOURCE_OFFERED; source->next_lane++) {
@@ -448,23 +421,20 @@ static wherry_status choose_lane(wh_recv_source *source, wh_string *request, whe
         if (wh_lane_is_skipped(lanes, lane, recv->on_device)) {
             continue;
         }
-        const wh_offered_lane *offered = find_offer(source, lane);
-        if (!offered) {
-            wh_fail(&refusal, WHERRY_UNSUPPORTED, "rank %d does not offer it", (int)source->rank);
+        wh_bytes offered;
+        if (!wh_lanes_find(source->offer.lanes, lane->name, &offered)) {
+            wh_fail(&refusal, WHERRY_UNSUPPORTED, "%s does not offer it", source->name);
             refusal.reason = WHERRY_LANE_NOT_OFFERED;
         } else if (check_lane(source, lane, &refusal) == WHERRY_OK) {
-            WH_TRY(try_lane(source, lane, offered, request, &refusal, error));
+            WH_TRY(try_lane(source, lane, &offered, request, &refusal, error));
         }
-        if (refusal.status == WHERRY_OK || source->slow) {
+        if (refusal.status == WHERRY_OK || source->recalled) {
             return WHERRY_OK;
         }
         if (refusal.status == WHERRY_CANCELLED) {
-            wherry_status status = wh_call_must_end(&recv->call, "probing a lane", error);
-            if (status != WHERRY_OK) {
-                return wh_fail_rank(error, source->rank, status);
-            }
+            WH_TRY(wh_recv_must_end(recv, "probing a lane", error));
         }
-        /* The source has ended; the lane is not at fault. */
+        /* The source has ended the conversation, so the lane is not at fault. */
         if (refusal.status == WHERRY_ABORTED) {
             break_source(source, refusal.status, &refusal);
             return WHERRY_OK;
@@ -474,7 +444,7 @@ static wherry_status choose_lane(wh_recv_source *source, wh_string *request, whe
         note_refusal(source, lane, &refusal);
     }
     if (source->state == WH_SOURCE_OFFERED) {
-        wh_fail(&why, failure, "no lane reaches rank %d: %s", (int)source->rank,
+        wh_fail(&why, failure, "no lane reaches %s: %s", source->name,
                 *recv->stats.reasons ? recv->stats.reasons : "none is allowed");
         why.rank = source->rank;
         if (failed) {
@@ -487,21 +457,6 @@ static wherry_status choose_lane(wh_recv_source *source, wh_string *request, whe
 }
 
 /* ---- requests ---- */
-
-/** The chunks as intervals. @return NULL if there is no memory. */
-static wherry_interval *intervals_of(const uint64_t *chunks, size_t count, size_t *interval_count_p) {
-    wherry_interval *intervals = wh_alloc_array(wh_max(count, 1), sizeof(*intervals));
-    size_t used = 0;
-    for (size_t i = 0; intervals && i < count; i++) {
-        if (used && intervals[used - 1].first + intervals[used - 1].count == chunks[i]) {
-            intervals[used - 1].count++;
-        } else {
-            intervals[used++] = (wherry_interval){chunks[i], 1};
-        }
-    }
-    *interval_count_p = used;
-    return intervals;
-}
 
 static wherry_status pull_all(void *context, uint32_t worker, wherry_error *error) {
     wh_pull *pull = context;
@@ -526,19 +481,19 @@ static bool is_quick(const wh_recv_source *source, uint64_t bytes) {
            (traits & WH_LANE_DEVICE && bytes <= QUICK_BYTES && bytes / runs >= QUICK_RUN);
 }
 
-/** Starts to pull, in threads or in this one. */
-static wherry_status start(wh_recv_source *source, size_t chunks, uint64_t bytes, bool last, wherry_error *error) {
+/** Starts to pull, in threads or in this thread. */
+static wherry_status start(wh_recv_source *source, uint64_t chunks, uint64_t bytes, bool last, wherry_error *error) {
     wh_session *session = &source->pull.session;
     wh_recv *recv = source->recv;
     wherry_error why;
     wh_liveness_note(&source->heard);
     recv->stats.workers = 1;
     if (wh_lane_runs_in_caller(session->lane, session->site.group)) {
-        session->in_caller = true;
+        wh_session_start_in_caller(session);
         return WHERRY_OK;
     }
     if (last && is_quick(source, bytes)) {
-        session->in_caller = true;
+        wh_session_start_in_caller(session);
         wherry_status status = pull_all(&source->pull, 0, &why);
         wh_session_note_step(session, true, status, &why);
         return WHERRY_OK;
@@ -554,61 +509,53 @@ static wherry_status start(wh_recv_source *source, size_t chunks, uint64_t bytes
 
 static void note_lane(wh_recv_source *source) {
     wh_recv *recv = source->recv;
-    wh_stats_add_lane(&recv->stats, source->lane->name);
-    recv->chunks.sources[source->number].rank = source->rank;
-    recv->chunks.sources[source->number].lane = source->lane->name;
-    recv->checked = recv->checked || source->pull.verify;
-    wh_log(WHERRY_LOG_INFO, "the lane from rank %d is %s%s", (int)source->rank, source->lane->name,
+    recv->chunks.sources[wh_source_number(source)].rank = source->rank;
+    recv->chunks.sources[wh_source_number(source)].lane = source->lane->name;
+    bool encrypted = source->pull.session.end->encrypted;
+    recv->stats.checked |= source->pull.verify || encrypted;
+    recv->clear = recv->clear || !encrypted;
+    wh_log(WHERRY_LOG_INFO, "the lane from %s is %s%s", source->name, source->lane->name,
            recv->on_device ? ", for device memory" : "");
 }
 
 /** Sends PLAN or REQUEST, and appends the same chunks to the session. */
-static wherry_status send_request(wh_recv_source *source, wh_note *note, const uint64_t *chunks, size_t count,
+static wherry_status send_request(wh_recv_source *source, wh_note *note, const wh_chunk_set *chunks,
                                   wherry_error *error) {
     wh_recv *recv = source->recv;
     wh_string list = {0};
-    size_t interval_count;
-    wherry_interval *intervals = intervals_of(chunks, count, &interval_count);
-    bool ok = intervals != NULL;
-    for (size_t i = 0; i < count && ok; i++) {
-        ok = WH_GROW(source->outstanding, source->outstanding_capacity, source->outstanding_count);
-        if (ok) {
-            source->outstanding[source->outstanding_count++] = chunks[i];
-            wh_chunks_assign(&recv->chunks, chunks[i], source->number);
-        }
+    note->bytes = wh_space_bytes_of(&recv->agreed.plan->prepared->space, chunks);
+    for (uint64_t i = 0; i < chunks->total; i++) {
+        wh_chunks_assign(&recv->chunks, wh_chunk_set_at(chunks, i), wh_source_number(source));
     }
-    /* Workers may begin at once, so the chunks are assigned before. After the last request there is
-     * nothing to ask for: waking this thread for each chunk would take time from the workers. */
-    atomic_store(&source->pull.wakes, recv->schedule && !note->last);
-    ok = ok && wh_session_request(&source->pull.session, intervals, interval_count, note->last);
-    if (ok) {
-        wh_intervals_encode(intervals, interval_count, &list);
-    }
+    /*
+     * Workers may begin at once, so the chunks are assigned before. After the last request nothing
+     * is left to request. Waking this thread for each chunk would then take time from the workers.
+     */
+    atomic_store(&source->pull.wakes, !note->last);
+    bool ok = wh_session_request(&source->pull.session, chunks->intervals, chunks->count, note->last);
+    wh_intervals_encode(chunks->intervals, chunks->count, &list);
     note->intervals = (wh_bytes){list.bytes, list.size};
     wherry_status status =
         !ok || list.failed ? wh_fail_memory(error, "a request") : wh_source_tell(source, note, error);
-    recv->stats.chunks += count;
-    wh_free(intervals);
+    recv->stats.chunks += chunks->total;
     wh_free(list.bytes);
     return status;
 }
 
 /** Opens a session over the next lane that works, with these chunks as its first request. */
-static wherry_status open_session(wh_recv_source *source, const uint64_t *chunks, size_t count, bool last,
-                                  wherry_error *error) {
+static wherry_status open_session(wh_recv_source *source, const wh_chunk_set *chunks, bool last, wherry_error *error) {
     wh_recv *recv = source->recv;
     wh_pull *pull = &source->pull;
     wh_string request = {0};
     source->answer = 0;
-    source->slow = false;
     wherry_status status = choose_lane(source, &request, error);
     if (status == WHERRY_OK && wh_session_is_open(&pull->session)) {
         source->lane = pull->session.lane;
-        pull->verify = decide_verify(source, source->lane);
+        bool compares = recv->call.options.verify == WHERRY_VERIFY_ALL;
+        pull->verify = decide_verify(source, source->lane) && (compares || !pull->session.end->encrypted);
         pull->addresses = source->lane->traits & WH_LANE_ONE_SIDED ? source->offer.addresses.bytes : NULL;
         source->sessions++;
         wh_point("receiver probed");
-        uint64_t bytes = wh_recv_bytes_of_chunks(recv, chunks, count);
         wh_note plan = {
             .type = WH_PLAN,
             .session = source->sessions,
@@ -616,10 +563,9 @@ static wherry_status open_session(wh_recv_source *source, const uint64_t *chunks
             .request = {request.bytes, request.size},
             .verify = pull->verify,
             .last = last,
-            .bytes = bytes,
         };
         bool ok = !request.failed && (!pull->verify || wh_chunks_reserve_digests(&recv->chunks));
-        status = ok ? send_request(source, &plan, chunks, count, error) : wh_fail_memory(error, "a plan");
+        status = ok ? send_request(source, &plan, chunks, error) : wh_fail_memory(error, "a plan");
         wh_point("receiver sent the plan");
         if (status == WHERRY_OK && source->state == WH_SOURCE_OFFERED) {
             if (!recv->moments[WH_AT_DATA]) {
@@ -627,70 +573,98 @@ static wherry_status open_session(wh_recv_source *source, const uint64_t *chunks
             }
             note_lane(source);
             source->since = wh_clock_now();
-            status = start(source, count, bytes, last, error);
+            status = start(source, chunks->total, plan.bytes, last, error);
         }
     }
     wh_free(request.bytes);
     return status;
 }
 
-wherry_status wh_source_request(wh_recv_source *source, const uint64_t *chunks, size_t count, bool last,
-                                wherry_error *error) {
+wherry_status wh_source_request(wh_recv_source *source, const wh_chunk_set *chunks, bool last, wherry_error *error) {
     if (!wh_session_is_open(&source->pull.session)) {
-        return open_session(source, chunks, count, last, error);
+        return open_session(source, chunks, last, error);
     }
-    wh_note note = {.type = WH_REQUEST, .last = last, .bytes = wh_recv_bytes_of_chunks(source->recv, chunks, count)};
-    return send_request(source, &note, chunks, count, error);
+    wh_note note = {.type = WH_REQUEST, .last = last};
+    return send_request(source, &note, chunks, error);
 }
 
 /* ---- looking after it ---- */
 
-static void fail_corrupt(wh_recv_source *source, uint64_t chunk, uint64_t count) {
-    wherry_error error;
-    wh_fail(&error, WHERRY_CORRUPT,
-            "%" PRIu64 " chunks from rank %d came damaged %d times; suspect the memory or the network between the two",
-            count, (int)source->rank, DAMAGED_MAX + 1);
-    wh_recv_fail_chunk(source->recv, chunk, &error);
-    error.rank = source->rank;
-    wh_source_fail(source, WHERRY_CORRUPT, &error, true);
+/**
+ * Handles damaged chunks. A source may send damaged chunks a few times. If other sources can
+ * deliver them, each chunk counts; otherwise each session with damaged chunks counts.
+ */
+static void note_damage(wh_recv_source *source, uint64_t first, uint32_t count) {
+    wh_recv *recv = source->recv;
+    bool others = has_others(source);
+    bool counted = source->damaged_session == source->sessions;
+    source->damaged += others ? count : !counted;
+    source->damaged_session = source->sessions;
+    if (others || source->damaged <= DAMAGED_MAX) {
+        recv->stats.retries += count;
+        wh_log(WHERRY_LOG_WARN, "%u chunks from %s came damaged and are requested again", (unsigned)count,
+               source->name);
+    }
+    if (source->damaged > DAMAGED_MAX) {
+        wherry_error error;
+        wh_fail(&error, WHERRY_CORRUPT,
+                "%s has sent damaged chunks too often; suspect the memory or the network between the two",
+                source->name);
+        wh_recv_fail_chunk(recv, first, &error);
+        wh_source_fail(source, WHERRY_CORRUPT, &error, true);
+    }
 }
 
-/** Reports chunks that are complete or damaged, and removes them from the outstanding list. */
+/** Reports chunks that are complete or damaged to the schedule. */
 static void collect(wh_recv_source *source) {
     wh_recv *recv = source->recv;
-    size_t kept = 0;
-    for (size_t i = 0; i < source->outstanding_count; i++) {
-        uint64_t chunk = source->outstanding[i];
+    uint64_t at = 0;
+    uint64_t chunk;
+    uint64_t first = 0;
+    uint32_t bad = 0;
+    while (source->scheduled >= 0 && wh_schedule_next_pending(recv->schedule, source->scheduled, &at, &chunk)) {
         wh_chunk_state state = wh_chunks_judge(&recv->chunks, chunk);
         if (state == WH_CHUNK_LANDED) {
-            recv->stats.sources[source->number].chunks++;
-            wh_recv_note_landed(recv, source, chunk);
-        } else if (state == WH_CHUNK_BAD && !recv->schedule) {
-            source->outstanding[kept++] = chunk; /* counted when the session has ended */
+            stats_of(source)->chunks++;
+            wh_schedule_landed(recv->schedule, source->scheduled, chunk);
         } else if (state == WH_CHUNK_BAD) {
-            recv->stats.retries++;
-            source->damaged++;
+            first = bad++ ? first : chunk;
             wh_chunks_take_back(&recv->chunks, chunk);
-            wh_recv_note_lost(recv, source, chunk);
-            if (source->damaged > DAMAGED_MAX) {
-                fail_corrupt(source, chunk, 1);
-            }
-        } else {
-            source->outstanding[kept++] = chunk;
+            wh_schedule_rejected(recv->schedule, source->scheduled, chunk);
         }
     }
-    source->outstanding_count = kept;
+    if (bad) {
+        note_damage(source, first, bad);
+    }
 }
 
-/** Takes back what was requested and has not come. No worker runs. */
+/** Takes back the chunks that were requested and have not arrived. No worker runs. */
 static void take_back_all(wh_recv_source *source) {
-    wh_chunks_settle(&source->recv->chunks, NULL); /* nothing may be written to a device any more */
+    wh_recv *recv = source->recv;
+    uint64_t at = 0;
+    uint64_t chunk;
+    /* Nothing may be written to a device any more. */
+    wh_delivery_settle(&recv->chunks.delivery, NULL);
     collect(source);
-    for (size_t i = 0; i < source->outstanding_count; i++) {
-        wh_chunks_take_back(&source->recv->chunks, source->outstanding[i]);
-        wh_recv_note_lost(source->recv, source, source->outstanding[i]);
+    while (source->scheduled >= 0 && wh_schedule_next_pending(recv->schedule, source->scheduled, &at, &chunk)) {
+        wh_chunks_take_back(&recv->chunks, chunk);
+        if (!source->recalled) {
+            wh_schedule_rejected(recv->schedule, source->scheduled, chunk);
+        }
     }
-    source->outstanding_count = 0;
+    if (source->recalled) {
+        /* The schedule takes back all requests, and learns the reason. */
+        wh_schedule_recall(recv->schedule, source->scheduled);
+    }
+    source->recalled = false;
+}
+
+/** Adds a session to the statistics. The rate is the mean over all sessions. */
+static void count_session(wherry_source_stats *stats, wh_session *session) {
+    double before = stats->rate > 0 ? (double)stats->bytes / stats->rate : 0;
+    double seconds = before + wh_seconds(session->opened_at, wh_clock_now());
+    stats->bytes += atomic_load(&session->moved);
+    stats->rate = seconds > 0 ? (double)stats->bytes / seconds : 0;
 }
 
 /** Closes a session whose workers have ended or were stopped. */
@@ -698,37 +672,12 @@ static void end_session(wh_recv_source *source) {
     wh_recv *recv = source->recv;
     wh_session *session = &source->pull.session;
     wh_workers_join(&session->workers, NULL);
-    wh_stats_describe_lane(&recv->stats, session->lane, session->end);
-    recv->stats.sources[source->number].bytes += atomic_load(&session->moved);
-    /* so far, seconds */
-    recv->stats.sources[source->number].rate += wh_seconds(session->opened_at, wh_clock_now());
+    if (source->answer != WH_REFUSE_LANE) { /* Otherwise the session has moved nothing. */
+        wh_stats_add_lane(&recv->stats, session->lane->name);
+        wh_stats_describe_lane(&recv->stats, session->lane, session->end);
+    }
+    count_session(stats_of(source), session);
     close_session(source);
-    source->recalled = false;
-}
-
-/**
- * With one source: chunks that came damaged are requested again, a few times. No session is open.
- */
-static void look_at_damage(wh_recv_source *source) {
-    wh_recv *recv = source->recv;
-    uint64_t bad = 0;
-    uint64_t first = 0;
-    for (size_t i = 0; i < source->outstanding_count; i++) {
-        uint64_t place = wh_chunk_set_find(&recv->chunks.wanted, source->outstanding[i]);
-        if (wh_chunks_state(&recv->chunks, place) == WH_CHUNK_BAD) {
-            first = bad++ ? first : source->outstanding[i];
-        }
-    }
-    if (!bad) {
-        return;
-    }
-    if (source->damaged++ == DAMAGED_MAX) {
-        fail_corrupt(source, first, bad);
-        return;
-    }
-    wh_log(WHERRY_LOG_WARN, "%" PRIu64 " chunks from rank %d came damaged and are requested again", bad,
-           (int)source->rank);
-    recv->stats.retries += (uint32_t)bad;
 }
 
 /** The workers of the session have ended by themselves. */
@@ -742,79 +691,74 @@ static wherry_status look_at_end(wh_recv_source *source, wherry_error *error) {
     WH_THEN(status, wh_recv_settle(recv, &why));
     collect(source);
     if (source->answer == WH_REFUSE_LANE) {
-        const wh_lane_ops *lane = source->lane;
-        char detail[WHERRY_LANE_DETAIL_MAX]; /* this lane has moved nothing */
-        memcpy(detail, recv->stats.detail, sizeof(detail));
         end_session(source);
-        memcpy(recv->stats.detail, detail, sizeof(detail));
-        wh_stats_remove_lane(&recv->stats, lane->name);
-        if (recv->held) { /* what comes over another lane could be overwritten */
-            wh_fail(error, WHERRY_CLOSED, "rank %d: %s", (int)source->rank, source->reason.message);
+        /* Bytes that arrive over another lane could be overwritten by this one. */
+        if (recv->held) {
+            wh_fail(error, WHERRY_CLOSED, "%s: %s", source->name, source->reason.message);
             return wh_fail_rank(error, source->rank, WHERRY_CLOSED);
         }
         take_back_all(source);
-        note_refusal(source, lane, &source->reason);
+        note_refusal(source, source->lane, &source->reason);
         source->next_lane++;
         return WHERRY_OK;
     }
-    if (source->recalled) {
-        wh_recv_note_recalled(recv, source);
-        end_session(source);
-        take_back_all(source);
-        return WHERRY_OK;
-    }
-    if (status != WHERRY_OK) {
+    if (status != WHERRY_OK && !source->recalled) {
         break_source(source, status, &why);
         return WHERRY_OK;
     }
     bool unchecked = false;
     uint64_t missing = 0;
-    for (size_t i = 0; i < source->outstanding_count; i++) {
-        uint64_t place = wh_chunk_set_find(&recv->chunks.wanted, source->outstanding[i]);
-        wh_chunk_state state = wh_chunks_state(&recv->chunks, place);
+    uint64_t at = 0;
+    uint64_t chunk;
+    while (!source->recalled && wh_schedule_next_pending(recv->schedule, source->scheduled, &at, &chunk)) {
+        wh_chunk_state state = wh_chunks_state(&recv->chunks, wh_chunk_set_find(&recv->chunks.wanted, chunk));
         unchecked = unchecked || state == WH_CHUNK_UNCHECKED;
         missing += state < WH_CHUNK_UNCHECKED;
     }
     if (missing) {
-        wh_fail(&why, WHERRY_TRUNCATED, "rank %d ended before %" PRIu64 " chunks had come", (int)source->rank, missing);
+        wh_fail(&why, WHERRY_TRUNCATED, "%s ended before %" PRIu64 " chunks had come", source->name, missing);
         wh_source_fail(source, WHERRY_TRUNCATED, &why, true);
     }
     if (unchecked && source->state == WH_SOURCE_OFFERED) {
-        return WHERRY_OK; /* the digests are on their way */
+        return WHERRY_OK; /* The digests are on their way. */
     }
     end_session(source);
-    look_at_damage(source);
     take_back_all(source);
     return WHERRY_OK;
+}
+
+/** True if chunks were requested and are not complete. */
+static bool has_pending(const wh_recv_source *source) {
+    return source->scheduled >= 0 && wh_schedule_pending(source->recv->schedule, source->scheduled);
 }
 
 void wh_source_check_progress(wh_recv_source *source) {
     wh_recv *recv = source->recv;
     int64_t limit = recv->call.options.no_progress_ms;
-    bool works = source->outstanding_count || source->comparing;
+    bool works = has_pending(source) || (source->comparing && source->comparing->left);
     bool compares_first = source->comparing && !recv->schedule;
     uint64_t bytes = compares_first ? atomic_load(&recv->chunks.moved) : wh_source_bytes(source);
     if (source->comparing && has_others(source)) {
-        limit = wh_min(limit, COMPARE_MS); /* everybody waits for these digests */
+        limit = wh_min(limit, WH_SOURCE_COMPARE_MS); /* All sources wait for these digests. */
     }
     if (works && source->state == WH_SOURCE_OFFERED && wh_liveness_is_over(&source->heard, bytes, limit)) {
         wherry_error error;
-        wh_fail(&error, WHERRY_TIMED_OUT,
-                "rank %d: timed out: no byte has come for %lld ms, at %" PRIu64 " of %" PRIu64, (int)source->rank,
-                (long long)limit, wh_source_bytes(source), recv->agreed.wanted_bytes);
+        wh_fail(&error, WHERRY_TIMED_OUT, "%s: timed out: no byte has come for %lld ms, at %" PRIu64 " of %" PRIu64,
+                source->name, (long long)limit, wh_source_bytes(source), recv->agreed.wanted_bytes);
         wh_source_fail(source, WHERRY_TIMED_OUT, &error, true);
     }
 }
 
 /** A rank that was lost and is back may be asked again. */
 static void look_for_return(wh_recv_source *source) {
-    wh_mailbox *mailbox = source->recv->call.transport->group->mailbox;
+    wh_mailbox *mailbox = source->transport->group->mailbox;
     uint64_t present = wh_mailbox_incarnation(mailbox, source->rank);
-    bool replaced = source->scheduled < 0 && source != source->recv->first;
+    bool replaced = source->scheduled < 0;
     if (source->failure.status == WHERRY_PEER_LOST && present > source->incarnation && replaced) {
-        wh_log(WHERRY_LOG_INFO, "rank %d is back and is asked again", (int)source->rank);
+        wh_log(WHERRY_LOG_INFO, "%s is back and is asked again", source->name);
         wh_message_clear(&source->offer_message);
-        source->offer_message = (wh_message){.channel = -1};
+        source->offer_message = (wh_message){.channel = WH_NO_SOCKET};
+        source->offer = (wh_note){0};
         source->told = false;
         source->next_lane = 0;
         source->state = WH_SOURCE_ABSENT;
@@ -822,38 +766,38 @@ static void look_for_return(wh_recv_source *source) {
 }
 
 /**
- * All chunks of a session have come, but some lanes end only when the source says so. One that has
- * stopped must not hold up the receive.
+ * All chunks of a session have arrived, but some lanes end only when the source ends them. A
+ * stopped source must not delay the receive.
  */
 static void look_at_idle_session(wh_recv_source *source) {
     const wh_session *session = &source->pull.session;
     bool stoppable = !(session->lane->traits & WH_LANE_GROUP);
-    if (!session->queue.last || source->outstanding_count || source->recalled || !stoppable) {
-        source->idle_since = 0;
-    } else if (!source->idle_since) {
-        source->idle_since = wh_clock_now();
-    } else if (wh_clock_now() - source->idle_since > END_MS * UINT64_C(1000000)) {
-        wh_log(WHERRY_LOG_INFO, "rank %d does not end its session, so it is closed here", (int)source->rank);
+    if (source->state != WH_SOURCE_OFFERED) {
+        return;
+    }
+    if (!session->queue.last || has_pending(source) || !stoppable) {
+        source->since = wh_clock_now();
+    } else if (!source->recalled && wh_clock_now() - source->since > WH_SOURCE_END_MS * WH_NS_PER_MS) {
+        wh_log(WHERRY_LOG_INFO, "%s does not end its session, so it is closed here", source->name);
         wh_source_recall(source);
     }
 }
 
 wherry_status wh_source_look(wh_recv_source *source, wherry_error *error) {
     wh_session *session = &source->pull.session;
-    bool open = wh_session_is_open(session);
-    if (open && source->recv->schedule) {
+    if (wh_session_is_open(session)) {
         wh_delivery_poll(&source->recv->chunks.delivery);
         collect(source);
         look_at_idle_session(source);
     }
-    if (open && source->state == WH_SOURCE_OFFERED && wh_session_has_ended(session)) {
+    if (wh_session_is_open(session) && wh_session_has_ended(session) && source->state == WH_SOURCE_OFFERED) {
         WH_TRY(look_at_end(source, error));
     }
-    if (open && source->state == WH_SOURCE_GONE && wh_session_has_ended(session)) {
+    if (wh_session_is_open(session) && wh_session_has_ended(session) && source->state == WH_SOURCE_GONE) {
         end_session(source);
         take_back_all(source);
     }
-    if (source->state == WH_SOURCE_BROKEN && wh_clock_now() - source->since > EXPLAIN_MS * UINT64_C(1000000)) {
+    if (source->state == WH_SOURCE_BROKEN && wh_clock_now() - source->since > WH_SOURCE_EXPLAIN_MS * WH_NS_PER_MS) {
         wherry_error why = source->failure;
         wh_source_fail(source, why.status, &why, true);
     }
@@ -870,19 +814,19 @@ void wh_source_recall(wh_recv_source *source) {
         wh_note note = {.type = WH_CLOSE};
         source->recalled = true;
         wh_session_stop(&source->pull.session);
-        wh_note_try_send(&note, source->recv->call.transport->group, source->rank, source->offer.id, wh_call_grace());
+        wh_note_try_send(&note, source->transport->group, source->rank, source->offer.id, wh_call_grace());
     }
 }
 
 void wh_source_end(wh_recv_source *source, wherry_status status, const wherry_error *error) {
     wh_recv *recv = source->recv;
-    wherry_transport *transport = recv->call.transport;
-    bool offered = source->offer_message.bytes != NULL;
+    wherry_transport *transport = source->transport;
+    bool offered = source->offer.type == WH_OFFER;
     if (wh_session_is_open(&source->pull.session)) {
         wh_session_stop(&source->pull.session);
         end_session(source);
         if (!recv->held) {
-            wh_chunks_settle(&recv->chunks, NULL);
+            wh_delivery_settle(&recv->chunks.delivery, NULL);
         }
         collect(source);
     }
@@ -896,5 +840,4 @@ void wh_source_end(wh_recv_source *source, wherry_status status, const wherry_er
 void wh_source_destroy(wh_recv_source *source) {
     wh_session_close(&source->pull.session);
     wh_message_clear(&source->offer_message);
-    wh_free(source->outstanding);
 }

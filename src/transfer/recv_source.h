@@ -40,45 +40,50 @@ typedef enum wh_source_state {
     WH_SOURCE_GONE,
 } wh_source_state;
 
+/** Maximum length of a source's name. Longer names are cut. */
+enum { WH_SOURCE_NAME_MAX = 128 };
+
 typedef struct wh_recv_source {
     struct wh_recv *recv;
+    wherry_transport *transport;
+    /** The inbox for all sources of its group. Its tag is the nonce of the questions. */
+    wh_inbox *inbox;
+    /** The name in messages: "rank 3", or a name from the caller. */
+    char name[WH_SOURCE_NAME_MAX];
     int32_t rank;
-    uint8_t number; /**< Index in recv->sources. */
     wh_source_state state;
-    uint64_t incarnation;     /**< That the question went to; 0: not known. */
+    uint64_t incarnation;     /**< The incarnation that was asked; 0: not known. */
     wh_message offer_message; /**< The OFFER, which `offer` borrows from. */
     wh_note offer;
-    wh_pull pull;            /**< Its session; closed if nothing is requested. */
-    const wh_lane_ops *lane; /**< The lane of the last session; NULL: none. */
-    size_t next_lane;        /**< Which lane of the call to try next. */
-    uint32_t sessions;       /**< PLAN messages so far. */
-    /** Chunks that were requested and are not complete, in the order of the requests. */
-    uint64_t *outstanding;
-    size_t outstanding_count;
-    size_t outstanding_capacity;
-    uint32_t damaged; /**< How often chunks of this source came damaged. */
-    bool recalled;    /**< The session is stopped because others are faster. */
-    /** When all chunks of the open session had come; 0: they have not. */
-    uint64_t idle_since;
-    bool opening;       /**< This thread probes a lane. */
-    bool slow;          /**< It did not open a lane soon, and there are others. */
-    uint8_t slow_times; /**< How often. */
-    bool told;          /**< It knows that this side has ended, or need not know. */
-    /** The last of RELEASED, CONFIRMED, ASSISTED, REFUSE_LANE; 0: none. */
+    bool remote;              /**< It has offered a state, and may be reached over a network. */
+    wh_pull pull;             /**< The session of this source; closed if nothing is requested. */
+    const wh_lane_ops *lane;  /**< The lane of the last session; NULL: none. */
+    size_t next_lane;         /**< The lane of the call to try next. */
+    uint32_t sessions;        /**< Number of PLAN messages so far. */
+    uint32_t damaged;         /**< Number of times that chunks of this source came damaged. */
+    uint32_t damaged_session; /**< The session in which chunks last came damaged. */
+    /** True if the session is stopped because other sources are asked instead. */
+    bool recalled;
+    /** True if the source was told that this side has ended, or need not be told. */
+    bool told;
+    /**
+     * The last of RELEASED, CONFIRMED, ASSISTED, REFUSE_LANE; 0: none. CONFIRM: the source was
+     * asked to confirm, and has not answered.
+     */
     wh_message_type answer;
-    wherry_error reason;  /**< What the answer said; status WHERRY_OK: yes. */
-    wherry_error failure; /**< Why it is BROKEN or GONE. */
-    /** When it became BROKEN, or was asked to open a lane or to confirm. */
+    wherry_error reason;  /**< The status in the answer; WHERRY_OK: yes. */
+    wherry_error failure; /**< The reason why it is BROKEN or GONE. */
+    /** When it became BROKEN or was asked to confirm, or when its session last had work to do. */
     uint64_t since;
-    wh_liveness heard;              /**< When it last got on. */
+    wh_liveness heard;              /**< When the source last made progress. */
     int scheduled;                  /**< Its number in the schedule; -1: it is not there. */
-    uint64_t reported;              /**< Bytes that the schedule knows of. */
-    struct wh_comparing *comparing; /**< Digests that it was asked for; NULL: none. */
+    uint64_t reported;              /**< Number of bytes that were reported to the schedule. */
+    struct wh_comparing *comparing; /**< The comparison that its digests are for; NULL: none. */
 } wh_recv_source;
 
 /**
- * Sends the question. With one source, waits until it has joined; with several, a source that is
- * absent stays ABSENT.
+ * Sends the question. A source that has not joined, or takes no message now, stays ABSENT. With one
+ * source, waits for that until the next tick of the call.
  * @return see invariant 4.
  */
 wherry_status wh_source_ask(wh_recv_source *source, wherry_error *error);
@@ -95,23 +100,25 @@ wherry_status wh_source_tell(wh_recv_source *source, const wh_note *note, wherry
  */
 void wh_source_fail(wh_recv_source *source, wherry_status status, const wherry_error *error, bool tell);
 
-/** Waits until the source has answered with this type, has refused its lane, or is gone. */
+/**
+ * Waits until the source has answered with a message of this type, has refused its lane, or is
+ * gone.
+ */
 wherry_status wh_source_await(wh_recv_source *source, wh_message_type type, const char *doing, wherry_error *error);
 
 /**
- * Requests chunks, which must not be assigned to anybody. Opens a session first if there is none:
- * tries the lanes, the fastest first. If none works, the source fails. If it is slow to open one,
- * and others can be used, there is no session afterwards, and the source is `slow`.
- * @param chunks  ascending; may be none if `last` and a session is open.
+ * Requests chunks, which must not be assigned to any source. Opens a session first if there is
+ * none: tries the lanes, the fastest first. If none works, the source fails. If that takes so long
+ * that others are asked instead, there is no session afterwards, and the source is `recalled`.
+ * @param chunks  may be none if `last` and a session is open.
  * @param last    no request follows in this session.
  * @return see invariant 4.
  */
-wherry_status wh_source_request(wh_recv_source *source, const uint64_t *chunks, size_t count, bool last,
-                                wherry_error *error);
+wherry_status wh_source_request(wh_recv_source *source, const wh_chunk_set *chunks, bool last, wherry_error *error);
 
 /**
- * Looks after the session and the state. Chunks that have landed, or came damaged, leave the
- * outstanding list, and are reported to the receive.
+ * Looks after the session and the state. Reports to the schedule which chunks have landed, came
+ * damaged or were not delivered.
  * @return see invariant 4.
  */
 wherry_status wh_source_look(wh_recv_source *source, wherry_error *error);
@@ -119,8 +126,11 @@ wherry_status wh_source_look(wh_recv_source *source, wherry_error *error);
 /** Gives up a source that makes no progress although it has something to do. */
 void wh_source_check_progress(wh_recv_source *source);
 
-/** Stops the session, because others deliver its chunks sooner. */
+/** Stops the session, or the probe of a lane, because other sources deliver its chunks sooner. */
 void wh_source_recall(wh_recv_source *source);
+
+/** Index of the source in recv->sources. */
+uint8_t wh_source_number(const wh_recv_source *source);
 
 /** Bytes that came from this source. */
 uint64_t wh_source_bytes(const wh_recv_source *source);

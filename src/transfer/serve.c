@@ -9,10 +9,11 @@
 #include "base/log.h"
 #include "transfer/call.h"
 #include "transfer/reader.h"
+#include "transfer/transfer_timing.h"
 
 /**
- * In wh_waiting_send.nonces: the rank is not paired any more. No nonce has this value, because
- * nonces have the tag bit of conversations.
+ * In wh_served_rank.nonce: the rank is not paired any more. No nonce has this value, because nonces
+ * have the tag bit of conversations.
  */
 #define UNPAIRED UINT64_C(1)
 
@@ -20,87 +21,101 @@
 #define WANT_TAG (UINT64_C(1) << 48)
 
 enum {
-    /** Questions that are kept per rank. If there are more, the oldest goes. */
+    /**
+     * Maximum number of questions that are kept per rank. If there are more, the oldest is dropped.
+     */
     ASKING_MAX = 64,
     QUESTION_MAX = 4096, /**< Maximum size of a question, because it is kept. */
-    STEP_MS = 2,         /**< How long a step for one of several receivers may wait. */
-    FLUSH_MS = 5,        /**< How long the loop waits if messages wait in a backlog. */
-    TICK_NS = 50000000,  /**< How often readers are looked after, even if messages keep coming. */
 };
 
 /* ---- pairing; the lock is held ---- */
 
-static void forget(wh_asking **at) {
-    wh_asking *gone = *at;
-    *at = gone->next;
-    wh_message_clear(&gone->message);
-    wh_free(gone);
+/** Removes a question from the list. Its message was taken over. */
+static void drop(wherry_transport *transport, size_t at) {
+    wh_asking *one = transport->asking + at;
+    memmove(one, one + 1, (--transport->asking_count - at) * sizeof(*one));
+    if (!transport->asking_count) { /* a transport at rest holds nothing */
+        wh_free(transport->asking);
+        transport->asking = NULL;
+        transport->asking_capacity = 0;
+    }
+}
+
+static void forget(wherry_transport *transport, size_t at) {
+    wh_message_clear(&transport->asking[at].message);
+    drop(transport, at);
+}
+
+static wh_served_rank *find_rank(const wh_waiting_send *send, int32_t rank) {
+    for (size_t i = 0; i < send->count; i++) {
+        if (send->ranks[i].rank == rank) {
+            return send->ranks + i;
+        }
+    }
+    return NULL;
+}
+
+/** Adds a rank that waits for a question. @return NULL if out of memory. */
+static wh_served_rank *add_rank(wh_waiting_send *send, int32_t rank) {
+    if (!WH_GROW(send->ranks, send->capacity, send->count)) {
+        return NULL;
+    }
+    send->ranks[send->count] = (wh_served_rank){rank, 0};
+    return send->ranks + send->count++;
 }
 
 /** Gives a question to the oldest send that waits for its rank. @return false if there is none. */
 static bool pair(wherry_transport *transport, wh_asking *asking) {
+    int32_t rank = asking->message.rank;
     for (wh_waiting_send *send = transport->sends; send; send = send->next) {
-        for (size_t i = 0; i < send->count; i++) {
-            bool fits = send->ranks[i] == asking->message.rank && send->nonces[i] == 0;
-            if (fits && (!asking->finished || asking->step == send->step)) {
-                send->nonces[i] = asking->nonce;
-                if (!wh_inbox_post(send->inbox, &asking->message)) {
-                    wh_log(WHERRY_LOG_ERROR, "out of memory for a question of rank %d", (int)asking->message.rank);
-                    send->nonces[i] = 0;
-                }
-                return true;
+        wh_served_rank *one = find_rank(send, rank);
+        if (!one && send->any && !send->closed && !asking->finished) {
+            one = add_rank(send, rank);
+        }
+        if (one && !one->nonce && !send->closed && (!asking->finished || asking->step == send->step)) {
+            one->nonce = asking->nonce;
+            if (!wh_inbox_post(send->inbox, &asking->message)) {
+                wh_log(WHERRY_LOG_ERROR, "out of memory for a question of rank %d", (int)rank);
+                one->nonce = 0;
             }
+            return true;
         }
     }
     return false;
 }
 
 /**
- * Drops the oldest question of a rank if it has too many, and all that say that it has finished.
+ * Makes room for a question of a rank: drops its oldest ones if it has too many, and all that say
+ * that it has finished.
  */
 static void limit_questions(wherry_transport *transport, int32_t rank) {
-    size_t count = 0;
-    wh_asking **first = NULL;
-    wh_asking **at = &transport->asking;
-    while (*at) {
-        bool same = (*at)->message.rank == rank;
-        if (same && (*at)->finished) {
-            forget(at);
-            continue;
+    size_t newer = 0;
+    for (size_t i = transport->asking_count; i-- > 0;) {
+        const wh_asking *one = transport->asking + i;
+        if (one->message.rank == rank && (one->finished || ++newer == ASKING_MAX)) {
+            forget(transport, i);
         }
-        first = same && !first ? at : first;
-        count += same;
-        at = &(*at)->next;
-    }
-    if (count >= ASKING_MAX) {
-        forget(first);
     }
 }
 
-/** Takes over the message. */
+/** Keeps a question. Takes over its message. */
 static void take_want(wherry_transport *transport, wh_message *message, const wh_note *want) {
     wh_asking asking = {.message = *message, .nonce = want->nonce, .step = want->step};
     limit_questions(transport, message->rank);
     if (pair(transport, &asking)) {
         return;
     }
-    wh_asking *kept = wh_alloc(sizeof(*kept));
-    if (!kept) {
+    if (WH_GROW(transport->asking, transport->asking_capacity, transport->asking_count)) {
+        transport->asking[transport->asking_count++] = asking;
+    } else {
         wh_message_clear(message);
-        return;
     }
-    *kept = asking;
-    wh_asking **last = &transport->asking;
-    while (*last) {
-        last = &(*last)->next;
-    }
-    *last = kept;
 }
 
 /** Drops the question, or tells the send that has it. Takes over the message. */
 static void take_withdrawal(wherry_transport *transport, wh_message *message, const wh_note *withdrawal) {
-    for (wh_asking **at = &transport->asking; *at; at = &(*at)->next) {
-        wh_asking *one = *at;
+    for (size_t i = 0; i < transport->asking_count; i++) {
+        wh_asking *one = transport->asking + i;
         if (one->nonce != withdrawal->nonce || one->message.rank != message->rank) {
             continue;
         }
@@ -109,86 +124,73 @@ static void take_withdrawal(wherry_transport *transport, wh_message *message, co
             one->message = *message;
             one->finished = true;
         } else {
-            forget(at);
+            forget(transport, i);
             wh_message_clear(message);
         }
         return;
     }
     for (wh_waiting_send *send = transport->sends; send; send = send->next) {
-        for (size_t i = 0; i < send->count; i++) {
-            if (send->ranks[i] == message->rank && send->nonces[i] == withdrawal->nonce) {
-                wh_inbox_post(send->inbox, message);
-                return;
-            }
+        const wh_served_rank *one = find_rank(send, message->rank);
+        if (one && one->nonce == withdrawal->nonce) {
+            wh_inbox_post(send->inbox, message);
+            return;
         }
     }
     wh_message_clear(message);
 }
 
-/** Forgets the questions of incarnations that are gone: their successors ask again. */
-static void forget_the_gone(wherry_transport *transport) {
-    wh_asking **at = &transport->asking;
-    while (*at) {
-        const wh_message *message = &(*at)->message;
-        if (wh_mailbox_is_present(transport->group->mailbox, message->rank, message->incarnation)) {
-            at = &(*at)->next;
-        } else {
-            forget(at);
-        }
-    }
+/** True if the incarnation that has asked still exists. Otherwise its successor asks again. */
+static bool is_present(const wherry_transport *transport, const wh_asking *one) {
+    return wh_mailbox_is_present(transport->group->mailbox, one->message.rank, one->message.incarnation);
 }
 
 static void pair_waiting(wherry_transport *transport) {
-    forget_the_gone(transport);
-    wh_asking **at = &transport->asking;
-    while (*at) {
-        wh_asking *one = *at;
-        if (pair(transport, one)) {
-            *at = one->next;
-            wh_free(one);
+    for (size_t i = 0; i < transport->asking_count;) {
+        if (!is_present(transport, transport->asking + i)) {
+            forget(transport, i);
+        } else if (pair(transport, transport->asking + i)) {
+            drop(transport, i);
         } else {
-            at = &one->next;
+            i++;
         }
     }
 }
 
-/** Takes over a message of the transport's own tag that a send did not handle. */
-static void take_back(wherry_transport *transport, wh_message *message) {
-    wh_note note = {.nonce = 0};
-    wherry_status status = wh_note_decode(message->bytes, message->size, &note, NULL);
-    if (status == WHERRY_OK && note.type == WH_WANT) {
-        take_want(transport, message, &note);
-    } else if (status == WHERRY_OK && note.type == WH_WITHDRAW) {
-        take_withdrawal(transport, message, &note);
+/** Takes over a message of the transport's own tag, which read_question has read. */
+static void take_question(wherry_transport *transport, wh_message *message, const wh_note *note) {
+    if (note->type == WH_WANT) {
+        take_want(transport, message, note);
     } else {
-        wh_message_clear(message);
+        take_withdrawal(transport, message, note);
     }
 }
 
 /* ---- pairing ---- */
 
-/** The service of the transport's tag. */
-static void take_question(void *context, wh_message *message) {
-    wherry_transport *transport = context;
-    wh_note note = {.nonce = 0};
+/** @return false if the message is malformed. One of another version is not: it gets an answer. */
+static bool read_question(const wh_message *message, wh_note *note) {
     wherry_error error;
-    wherry_status status = wh_note_decode(message->bytes, message->size, &note, &error);
-    bool known = (note.type == WH_WANT || note.type == WH_WITHDRAW) && message->size <= QUESTION_MAX;
-    if ((status != WHERRY_OK && status != WHERRY_BAD_VERSION) || !known || !(note.nonce & WH_TAG_CONVERSATION)) {
+    *note = (wh_note){.nonce = 0};
+    wherry_status status = wh_note_decode(message->bytes, message->size, note, &error);
+    return (status == WHERRY_OK || status == WHERRY_BAD_VERSION) && message->size <= QUESTION_MAX &&
+           (note->type == WH_WANT || note->type == WH_WITHDRAW) && note->nonce & WH_TAG_CONVERSATION;
+}
+
+/** The service of the transport's tag. */
+static void serve_question(void *context, wh_message *message) {
+    wherry_transport *transport = context;
+    wh_note note;
+    if (!read_question(message, &note)) {
         wh_log(WHERRY_LOG_WARN, "rank %d sent a malformed question, which is ignored", (int)message->rank);
         wh_message_clear(message);
         return;
     }
     pthread_mutex_lock(&transport->lock);
-    if (note.type == WH_WANT) {
-        take_want(transport, message, &note);
-    } else {
-        take_withdrawal(transport, message, &note);
-    }
+    take_question(transport, message, &note);
     pthread_mutex_unlock(&transport->lock);
 }
 
-/** Begins to pair a send: questions that fit are posted to its inbox. */
+/** Begins to pair a send: matching questions are posted to its inbox. */
 static void add_send(wherry_transport *transport, wh_waiting_send *send) {
     pthread_mutex_lock(&transport->lock);
     wh_waiting_send **last = &transport->sends;
@@ -212,13 +214,14 @@ static void remove_send(wherry_transport *transport, wh_waiting_send *send) {
         at = &(*at)->next;
     }
     wh_message message;
+    wh_note note;
     bool removed = *at != NULL;
     if (removed) {
         *at = send->next;
     }
     while (removed && wh_inbox_poll(send->inbox, &message)) {
-        if (message.kind == WH_MESSAGE_BYTES && message.tag == transport->tag) {
-            take_back(transport, &message);
+        if (message.kind == WH_MESSAGE_BYTES && message.tag == transport->tag && read_question(&message, &note)) {
+            take_question(transport, &message, &note);
         } else {
             wh_message_clear(&message);
         }
@@ -226,23 +229,18 @@ static void remove_send(wherry_transport *transport, wh_waiting_send *send) {
     pthread_mutex_unlock(&transport->lock);
 }
 
-static void set_nonce(wherry_transport *transport, wh_waiting_send *send, int32_t rank, uint64_t nonce) {
+/** Later questions go to other sends. Those in its inbox are still read. */
+static void close_send(wherry_transport *transport, wh_waiting_send *send) {
     pthread_mutex_lock(&transport->lock);
-    for (size_t i = 0; i < send->count; i++) {
-        if (send->ranks[i] == rank) {
-            send->nonces[i] = nonce;
-        }
-    }
-    pair_waiting(transport);
+    send->closed = true;
     pthread_mutex_unlock(&transport->lock);
 }
 
-void wh_transport_unpair(wherry_transport *transport, wh_waiting_send *send, int32_t rank) {
-    set_nonce(transport, send, rank, 0);
-}
-
-void wh_transport_end_pairing(wherry_transport *transport, wh_waiting_send *send, int32_t rank) {
-    set_nonce(transport, send, rank, UNPAIRED);
+void wh_transport_unpair(wherry_transport *transport, wh_waiting_send *send, int32_t rank, bool again) {
+    pthread_mutex_lock(&transport->lock);
+    find_rank(send, rank)->nonce = again ? 0 : UNPAIRED;
+    pair_waiting(transport);
+    pthread_mutex_unlock(&transport->lock);
 }
 
 /* ---- the transport ---- */
@@ -250,15 +248,13 @@ void wh_transport_end_pairing(wherry_transport *transport, wh_waiting_send *send
 wherry_status wh_transport_create(wh_group *group, uint32_t number, const wh_lane_ops *const *lanes, size_t lane_count,
                                   wherry_transport **transport_p, wherry_error *error) {
     wherry_transport *transport = wh_alloc_zeroed(1, sizeof(*transport));
-    if (!transport) {
-        return wh_fail_memory(error, "a transport");
-    }
+    WH_TRY_ALLOC(transport, error, "a transport");
     transport->group = group;
     transport->tag = WANT_TAG + number;
     transport->lanes = lanes;
     transport->lane_count = lane_count;
     pthread_mutex_init(&transport->lock, NULL);
-    wherry_status status = wh_service_open(group, transport->tag, take_question, transport, error);
+    wherry_status status = wh_service_open(group, transport->tag, serve_question, transport, error);
     if (status != WHERRY_OK) {
         pthread_mutex_destroy(&transport->lock);
         wh_free(transport);
@@ -285,15 +281,27 @@ void wherry_transport_destroy(wherry_transport *transport) {
     }
     wh_transport_forget(transport, transport->group, -1, false, NULL);
     wh_service_close(transport->group, transport->tag);
-    while (transport->asking) {
-        forget(&transport->asking);
+    for (size_t i = 0; i < transport->asking_count; i++) {
+        wh_message_clear(&transport->asking[i].message);
     }
+    wh_free(transport->asking);
     pthread_mutex_destroy(&transport->lock);
     wh_free(transport);
 }
 
 const char *wherry_transport_lane(const wherry_transport *transport, size_t index) {
     return transport && index < transport->lane_count ? transport->lanes[index]->name : NULL;
+}
+
+/** True if a question of the rank is among the first `count`. */
+static bool is_asking(const wherry_transport *transport, size_t count, int32_t rank) {
+    for (size_t i = 0; i < count; i++) {
+        const wh_asking *one = transport->asking + i;
+        if (one->message.rank == rank && !one->finished && is_present(transport, one)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static int compare_ranks(const void *one, const void *other) {
@@ -305,16 +313,13 @@ static int compare_ranks(const void *one, const void *other) {
 size_t wherry_transport_waiting(wherry_transport *transport, int32_t *ranks, size_t capacity) {
     size_t count = 0;
     pthread_mutex_lock(&transport->lock);
-    forget_the_gone(transport);
-    for (const wh_asking *one = transport->asking; one; one = one->next) {
-        bool known = one->finished;
-        for (const wh_asking *before = transport->asking; before != one && !known; before = before->next) {
-            known = !before->finished && before->message.rank == one->message.rank;
+    for (size_t i = 0; i < transport->asking_count; i++) {
+        int32_t rank = transport->asking[i].message.rank;
+        bool asks = is_asking(transport, i + 1, rank) && !is_asking(transport, i, rank);
+        if (asks && count < capacity) {
+            ranks[count] = rank;
         }
-        if (!known && count < capacity) {
-            ranks[count] = one->message.rank;
-        }
-        count += !known;
+        count += asks;
     }
     pthread_mutex_unlock(&transport->lock);
     if (count && capacity) {
@@ -325,89 +330,94 @@ size_t wherry_transport_waiting(wherry_transport *transport, int32_t *ranks, siz
 
 /* ---- sending ---- */
 
-/** One call of wherry_checkpoint_send. */
+/** One call of wherry_checkpoint_send or wherry_checkpoint_serve. */
 typedef struct send_call {
     wh_call call;
     wh_offer *offer;
     wh_inbox *inbox;
     wh_waiting_send waiting;
-    wh_reader *readers;
+    wh_reader **readers; /**< In the order of the ranks. While any rank is served, in no order. */
     size_t count;
-    size_t turn; /**< Which of the readers that need steps may wait next. */
+    size_t capacity;
+    /** The number of the reader that may wait next, among the readers that need steps. */
+    size_t turn;
+    /** For wherry_checkpoint_serve: ends the call when all readers have ended. */
+    wherry_cancel *withdraw;
+    wh_cancel_listener wakes;
+    wherry_served_fn served;
+    void *served_context;
 } send_call;
 
-static wherry_status check_arguments(const wherry_transport *transport, const int32_t *ranks, size_t count,
-                                     const wherry_value *state, wherry_error *error) {
-    if (!transport || (count && !ranks) || !state) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "transport, ranks or state is NULL");
-    }
-    return wh_check_ranks(transport, ranks, count, error);
-}
-
-static wherry_status open_inbox(wherry_transport *transport, wh_inbox **inbox_p, wherry_error *error) {
-    uint64_t tag = wh_random_tag();
-    return tag ? wh_inbox_open(transport->group, tag, inbox_p, error)
-               : wh_fail(error, WHERRY_SYSTEM, "the system has no random numbers");
-}
-
-/** Everything that comes before the first message. */
-static wherry_status prepare(send_call *send, const int32_t *ranks, size_t count, const wherry_value *state,
-                             wherry_error *error) {
+/** Does everything that comes before the first message. */
+static wherry_status prepare(send_call *send, const wherry_value *state, wherry_error *error) {
     const wherry_transfer_options *options = &send->call.options;
     wh_sharing sharing = !wh_lane_list_has(&send->call.lanes, WH_LANE_DEVICE) ? WH_SHARE_NOTHING
-                         : options->flags & WHERRY_KEEPS_MEMORY               ? WH_SHARE_KEPT_DEVICES
+                         : options->flags & WHERRY_SEND_MEMORY_STAYS          ? WH_SHARE_KEPT_DEVICES
                                                                               : WH_SHARE_DEVICES;
     /* A state with a step may have other sources. */
     bool exact = options->step != WHERRY_STEP_ANY;
     WH_TRY(wh_offer_create(state, wh_call_rank(&send->call), exact, sharing, &send->offer, error));
     WH_TRY(wh_call_await_stream(&send->call, send->offer->devices, error));
-    WH_TRY(open_inbox(send->call.transport, &send->inbox, error));
-    send->readers = wh_alloc_zeroed(count, sizeof(*send->readers));
-    send->waiting = (wh_waiting_send){.inbox = send->inbox,
-                                      .ranks = ranks,
-                                      .nonces = wh_alloc_zeroed(count, sizeof(uint64_t)),
-                                      .count = count,
-                                      .step = options->step};
-    if (!send->readers || !send->waiting.nonces) {
-        return wh_fail_memory(error, "a send");
+    WH_TRY(wh_inbox_open(send->call.transport->group, 0, &send->inbox, error));
+    send->waiting.inbox = send->inbox;
+    send->waiting.step = options->step;
+    return WHERRY_OK;
+}
+
+/** @return NULL if out of memory. */
+static wh_reader *add_reader(send_call *send, int32_t rank, double prepare_seconds) {
+    wh_reader *one = wh_alloc(sizeof(*one));
+    if (!one || !WH_GROW(send->readers, send->capacity, send->count)) {
+        wh_free(one);
+        return NULL;
     }
+    wh_reader_init(one, &send->call, send->offer, &send->waiting, rank);
+    one->outcome.stats.prepare_seconds = prepare_seconds;
+    send->readers[send->count++] = one;
+    wh_group_watch(send->call.transport->group, rank);
+    return one;
+}
+
+static wherry_status add_readers(send_call *send, const int32_t *ranks, size_t count, wherry_error *error) {
     double seconds = wh_seconds(send->call.begin, wh_clock_now());
-    for (; send->count < count; send->count++) {
-        wh_reader *one = send->readers + send->count;
-        wh_reader_init(one, &send->call, send->offer, &send->waiting, ranks[send->count]);
-        one->outcome.stats.prepare_seconds = seconds;
+    for (size_t i = 0; i < count; i++) {
+        if (!add_rank(&send->waiting, ranks[i]) || !add_reader(send, ranks[i], seconds)) {
+            return wh_fail_memory(error, "a send");
+        }
     }
     return WHERRY_OK;
 }
 
-static bool all_ended(const send_call *send) {
+/** Returns the reader of a rank whose outcome is not decided; NULL: none. */
+static wh_reader *find_reader(const send_call *send, int32_t rank) {
     for (size_t i = 0; i < send->count; i++) {
-        if (send->readers[i].state != WH_READER_ENDED) {
-            return false;
+        if (send->readers[i]->rank == rank && !wh_reader_is_decided(send->readers[i])) {
+            return send->readers[i];
         }
     }
-    return true;
+    return NULL;
 }
 
 /** Passes a message to the reader of its rank. */
 static void take(send_call *send, wh_message *message) {
     wherry_transport *transport = send->call.transport;
     bool asks = message->kind == WH_MESSAGE_BYTES && message->tag == transport->tag;
-    for (size_t i = 0; i < send->count; i++) {
-        wh_reader *one = send->readers + i;
-        if (one->rank == message->rank && asks && wh_reader_is_decided(one)) {
-            pthread_mutex_lock(&transport->lock);
-            take_back(transport, message);
-            pthread_mutex_unlock(&transport->lock);
-            return;
+    wh_reader *one = find_reader(send, message->rank);
+    if (!one && asks && send->waiting.any) {
+        one = add_reader(send, message->rank, 0);
+        asks = one != NULL;
+        if (!one) { /* There was no memory, so the question is lost. The receiver may ask again. */
+            wh_transport_unpair(transport, &send->waiting, message->rank, true);
         }
-        if (one->rank == message->rank) {
-            wh_reader_take(one, message); /* may take the message over */
-            if (one->state == WH_READER_CLOSING) {
-                wh_reader_tick(one);
-            }
-            break;
+    }
+    if (one) {
+        wh_reader_take(one, message); /* This call may take the message over. */
+        if (one->state == WH_READER_CLOSING) {
+            wh_reader_tick(one);
         }
+    } else if (asks) {
+        serve_question(transport, message); /* The question is for another send. */
+        return;
     }
     wh_message_clear(message);
 }
@@ -433,21 +443,21 @@ static void await_acknowledgements(send_call *send, size_t leases, wh_deadline s
     }
 }
 
-/** Ends all readers that are not decided. */
+/** Ends all readers whose outcome is not decided. */
 static void revoke_all(send_call *send, wherry_status status, const wherry_error *error) {
     size_t leases = 0;
     wh_deadline soon = wh_call_grace();
     /* From now on, receivers that ask are paired with the next send. */
     remove_send(send->call.transport, &send->waiting);
     for (size_t i = 0; i < send->count; i++) {
-        if (wh_reader_holds_lease(send->readers + i)) {
-            wh_session_stop(&send->readers[i].data.session);
+        if (wh_reader_holds_lease(send->readers[i])) {
+            wh_session_stop(&send->readers[i]->lane.push.session);
             leases++;
         }
     }
     for (size_t i = 0; i < send->count; i++) {
-        if (!wh_reader_is_decided(send->readers + i)) {
-            wh_reader_revoke(send->readers + i, status, error, soon);
+        if (!wh_reader_is_decided(send->readers[i])) {
+            wh_reader_revoke(send->readers[i], status, error, &soon);
         }
     }
     if (status != WHERRY_CLOSED) {
@@ -455,86 +465,186 @@ static void revoke_all(send_call *send, wherry_status status, const wherry_error
     }
 }
 
+/** What the readers of a send are doing. */
+typedef struct census {
+    size_t ended;
+    size_t stepping; /**< Number of readers whose lanes run in this thread. */
+    size_t waiting;  /**< Number of readers whose ranks have not asked yet. */
+    int32_t first_waiting;
+    bool backlog; /**< True if one of the readers has waiting messages. */
+} census;
+
+static census count_readers(const send_call *send) {
+    census all = {.ended = 0};
+    for (size_t i = 0; i < send->count; i++) {
+        wh_reader *one = send->readers[i];
+        all.ended += one->state == WH_READER_ENDED;
+        all.stepping += wh_reader_needs_step(one);
+        all.backlog = all.backlog || one->backlog.count;
+        if (one->state == WH_READER_WAITING && !one->nonce) {
+            all.first_waiting = all.waiting++ ? all.first_waiting : one->rank;
+        }
+    }
+    return all;
+}
+
 /**
  * Does a step for each reader whose lane runs in this thread. One of them may wait, a different one
  * each time: if none waited, the loop would spin; if all did, they would delay each other.
- * @return true if there was any.
  */
-static bool step_all(send_call *send) {
-    size_t stepping = 0;
+static void step_all(send_call *send, size_t stepping) {
     size_t stepped = 0;
-    for (size_t i = 0; i < send->count; i++) {
-        stepping += wh_reader_needs_step(send->readers + i);
-    }
-    uint32_t wait_ms = stepping == 1 ? WH_PATIENT_STEP_MS : STEP_MS;
-    for (size_t i = 0; i < send->count; i++) {
-        wh_reader *one = send->readers + i;
+    uint32_t wait_ms = stepping == 1 ? WH_CALL_STEP_MS : WH_SERVE_STEP_MS;
+    for (size_t i = 0; i < send->count && stepping; i++) {
+        wh_reader *one = send->readers[i];
         if (wh_reader_needs_step(one)) {
-            wh_push_step(&one->data, stepped++ == send->turn ? wait_ms : 0);
-            if (wh_session_has_ended(&one->data.session)) {
+            wh_push_step(&one->lane.push, stepped++ == send->turn ? wait_ms : 0);
+            if (wh_session_has_ended(&one->lane.push.session)) {
                 wh_reader_tick(one);
             }
         }
     }
     send->turn = stepped ? (send->turn + 1) % stepped : 0;
-    return stepped > 0;
 }
 
-/** In a group that lost ranks cannot join again, a rank that is lost already is not waited for. */
+/**
+ * The call does not wait for a rank that is lost already, if the rank cannot join again or if the
+ * caller says so.
+ */
 static void give_up_the_lost(send_call *send) {
     const wh_group *group = send->call.transport->group;
-    for (size_t i = 0; i < send->count && !wh_group_can(group, WH_GROUP_REJOIN); i++) {
-        wh_reader *one = send->readers + i;
+    bool patient = wh_group_can(group, WH_GROUP_REJOIN) && !(send->call.options.flags & WHERRY_SEND_PRESENT);
+    for (size_t i = 0; i < send->count && !patient; i++) {
+        wh_reader *one = send->readers[i];
         char reason[128];
         if (wh_mailbox_is_lost(group->mailbox, one->rank, reason, sizeof(reason))) {
-            wh_message gone = {WH_MESSAGE_LOST, one->rank, UINT64_MAX, 0, reason, strlen(reason), -1};
+            wh_message gone = {WH_MESSAGE_LOST, one->rank, UINT64_MAX, 0, reason, strlen(reason), WH_NO_SOCKET};
             wh_reader_take(one, &gone);
         }
     }
 }
 
-static bool has_backlog(const send_call *send) {
-    for (size_t i = 0; i < send->count; i++) {
-        if (wh_reader_has_backlog(send->readers + i)) {
-            return true;
-        }
+/** Tells the caller and the lanes how a reader has ended. */
+static void report(send_call *send, const wh_reader *reader) {
+    wherry_transport *transport = send->call.transport;
+    if (reader->outcome.status == WHERRY_PEER_LOST) {
+        wh_transport_forget(transport, transport->group, reader->rank, true, NULL);
     }
-    return false;
+    if (send->served) {
+        send->served(send->served_context, &reader->outcome);
+    } else if (send->waiting.any && reader->outcome.status != WHERRY_OK) {
+        wh_log(WHERRY_LOG_WARN, "serving rank %d failed: %s", (int)reader->rank, reader->outcome.error.message);
+    }
 }
 
-/** Serves until all readers have ended. */
-static void serve(send_call *send) {
-    uint64_t ticked = 0;
+static void free_reader(wh_reader *reader) {
+    wh_reader_destroy(reader);
+    wh_free(reader);
+}
+
+/** While any rank is served: reports readers that have ended. Their ranks may ask again. */
+static void drop_ended(send_call *send) {
+    size_t kept = 0;
+    for (size_t i = 0; i < send->count; i++) {
+        wh_reader *one = send->readers[i];
+        bool withdrawn = one->state == WH_READER_WAITING;
+        if (one->state == WH_READER_ENDED) {
+            report(send, one);
+            wh_transport_unpair(send->call.transport, &send->waiting, one->rank, true);
+        }
+        if (one->state == WH_READER_ENDED || withdrawn) {
+            free_reader(one);
+        } else {
+            send->readers[kept++] = one;
+        }
+    }
+    send->count = kept;
+}
+
+/** Logs the ranks that have not asked for the state, if there are any. */
+static void log_waiting(const census *all) {
+    if (all->waiting == 1) {
+        wh_log_wait("wherry_checkpoint_recv", "rank %d", (int)all->first_waiting);
+    } else if (all->waiting) {
+        wh_log_wait("wherry_checkpoint_recv", "rank %d and %zu more", (int)all->first_waiting, all->waiting - 1);
+    }
+}
+
+/**
+ * Serves until all readers have ended.
+ * @return WHERRY_OK; else why the call must end: all readers were revoked.
+ */
+static wherry_status serve(send_call *send, wherry_error *error) {
+    wherry_transport *transport = send->call.transport;
+    uint64_t ticked = wh_clock_now();
+    wh_wait_log wait = {0};
     /* The receiver has probably just started too; poll briefly. */
-    wh_mailbox_stay_awake(send->call.transport->group->mailbox);
-    while (!all_ended(send)) {
-        wherry_error why;
+    wh_mailbox_stay_awake(transport->group->mailbox);
+    for (;;) {
+        if (send->waiting.any) {
+            drop_ended(send);
+            if (wherry_cancel_requested(send->withdraw)) {
+                close_send(transport, &send->waiting);
+            }
+        }
+        census all = count_readers(send);
+        if (all.ended == send->count && (!send->waiting.any || send->waiting.closed)) {
+            return WHERRY_OK;
+        }
         wh_message message;
-        wherry_status status = wh_call_must_end(&send->call, "sending a checkpoint", &why);
+        wherry_status status = wh_call_must_end(&send->call, "sending a checkpoint", error);
         if (status != WHERRY_OK) {
-            revoke_all(send, status, &why);
-            return;
+            revoke_all(send, status, error);
+            return status;
         }
-        bool busy = step_all(send);
-        wh_deadline soon = busy ? wh_deadline_in_ms(0) : wh_call_tick(&send->call);
-        if (has_backlog(send)) {
-            soon = wh_deadline_earlier(soon, wh_deadline_in_ms(FLUSH_MS));
-        }
-        status = wh_inbox_take(send->inbox, soon, &message, &why);
+        step_all(send, all.stepping);
+        wh_deadline soon = all.stepping ? wh_deadline_in_ms(0) : wh_call_tick(&send->call);
+        soon = all.backlog ? wh_deadline_earlier(soon, wh_deadline_in_ms(WH_SERVE_FLUSH_MS)) : soon;
+        status = wh_inbox_take(send->inbox, soon, &message, error);
         if (status == WHERRY_OK) {
             take(send, &message);
         } else if (status == WHERRY_CLOSED) {
-            revoke_all(send, status, &why);
-            return;
+            revoke_all(send, status, error);
+            return status;
         }
         uint64_t now = wh_clock_now();
-        if ((status == WHERRY_TIMED_OUT && !busy) || now - ticked > TICK_NS) {
+        if ((status == WHERRY_TIMED_OUT && !all.stepping) || now - ticked > WH_SERVE_TICK_NS) {
             ticked = now;
+            if (wh_wait_is_long(&wait)) {
+                log_waiting(&all);
+            }
             for (size_t i = 0; i < send->count; i++) {
-                wh_reader_tick(send->readers + i);
+                wh_reader_tick(send->readers[i]);
             }
         }
     }
+}
+
+/** Pairs receivers with this call, and serves them. @return as serve. */
+static wherry_status run(send_call *send, wherry_error *error) {
+    wherry_transport *transport = send->call.transport;
+    wh_call_attach(&send->call, send->inbox);
+    wh_cancel_add(send->withdraw, &send->wakes, wh_wake_inbox, send->inbox);
+    add_send(transport, &send->waiting);
+    give_up_the_lost(send);
+    wherry_status status = serve(send, error);
+    wh_call_detach(&send->call);
+    wh_cancel_remove(send->withdraw, &send->wakes);
+    remove_send(transport, &send->waiting);
+    for (size_t i = 0; i < send->count; i++) {
+        report(send, send->readers[i]);
+    }
+    return status;
+}
+
+static void destroy(send_call *send) {
+    for (size_t i = 0; i < send->count; i++) {
+        free_reader(send->readers[i]);
+    }
+    wh_inbox_close(send->inbox);
+    wh_free(send->waiting.ranks);
+    wh_free(send->readers);
+    wh_offer_unref(send->offer);
 }
 
 /** Copies the outcomes. @return the first that is not OK. */
@@ -542,30 +652,20 @@ static wherry_status settle(const send_call *send, wherry_outcome *outcomes, whe
     wherry_status status = WHERRY_OK;
     size_t failed = 0;
     for (size_t i = 0; i < send->count; i++) {
-        const wherry_outcome *one = &send->readers[i].outcome;
+        const wherry_outcome *one = &send->readers[i]->outcome;
         if (outcomes) {
             outcomes[i] = *one;
         }
         failed += one->status != WHERRY_OK;
-        if (one->status == WHERRY_PEER_LOST) {
-            wh_transport_forget(send->call.transport, send->call.transport->group, one->rank, true, NULL);
-        }
         if (status == WHERRY_OK && one->status != WHERRY_OK) {
             status = one->status;
             *error = one->error;
         }
     }
     if (failed) {
-        wh_log(WHERRY_LOG_WARN, "%zu of %zu destinations did not get the checkpoint", failed, send->count);
+        wh_log(WHERRY_LOG_INFO, "%zu of %zu destinations did not get the checkpoint", failed, send->count);
     }
     return status;
-}
-
-static void fill_outcomes(wherry_outcome *outcomes, const int32_t *ranks, size_t count, wherry_status status,
-                          const wherry_error *error) {
-    for (size_t i = 0; outcomes && i < count; i++) {
-        outcomes[i] = (wherry_outcome){.rank = ranks[i], .status = status, .error = *error};
-    }
 }
 
 wherry_status wherry_checkpoint_send(wherry_transport *transport, const int32_t *ranks, size_t count,
@@ -574,33 +674,42 @@ wherry_status wherry_checkpoint_send(wherry_transport *transport, const int32_t 
     send_call send = {.count = 0};
     wherry_error own;
     error = error ? error : &own;
-    wherry_status status = check_arguments(transport, ranks, count, state, error);
-    WH_THEN(status, wh_call_begin(&send.call, transport, options, error));
-    if (status != WHERRY_OK || count == 0) {
-        fill_outcomes(outcomes, ranks, ranks ? count : 0, status, error);
-        return status;
+    wherry_status status = WHERRY_OK;
+    if (!transport || (count && !ranks) || !state) {
+        status = wh_fail(error, WHERRY_INVALID_ARGUMENT, "transport, ranks or state is NULL");
     }
-    status = prepare(&send, ranks, count, state, error);
+    WH_THEN(status, wh_check_ranks(transport, ranks, count, error));
+    WH_THEN(status, wh_call_begin(&send.call, transport, options, error));
+    if (status == WHERRY_OK && count == 0) {
+        return WHERRY_OK;
+    }
+    WH_THEN(status, prepare(&send, state, error));
+    WH_THEN(status, add_readers(&send, ranks, count, error));
     if (status == WHERRY_OK) {
-        wh_call_attach(&send.call, send.inbox);
-        for (size_t i = 0; i < count; i++) {
-            wh_group_watch(transport->group, ranks[i]);
-        }
-        add_send(transport, &send.waiting);
-        give_up_the_lost(&send);
-        serve(&send);
-        wh_call_detach(&send.call);
-        remove_send(transport, &send.waiting);
+        run(&send, error);
         status = settle(&send, outcomes, error);
     } else {
-        fill_outcomes(outcomes, ranks, count, status, error);
+        for (size_t i = 0; i < count && outcomes && ranks; i++) {
+            outcomes[i] = (wherry_outcome){.rank = ranks[i], .status = status, .error = *error};
+        }
     }
-    for (size_t i = 0; i < send.count; i++) {
-        wh_reader_destroy(send.readers + i);
+    destroy(&send);
+    return status;
+}
+
+wherry_status wherry_checkpoint_serve(wherry_transport *transport, const wherry_value *state, wherry_cancel *withdraw,
+                                      const wherry_transfer_options *options, wherry_served_fn served, void *context,
+                                      wherry_error *error) {
+    send_call send = {.waiting.any = true, .withdraw = withdraw, .served = served, .served_context = context};
+    wherry_error own;
+    error = error ? error : &own;
+    if (!transport || !state) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "transport or state is NULL");
     }
-    wh_inbox_close(send.inbox);
-    wh_free(send.waiting.nonces);
-    wh_free(send.readers);
-    wh_offer_unref(send.offer);
+    WH_TRY(wh_call_begin(&send.call, transport, options, error));
+    send.call.deadline = wh_deadline_never(); /* The timeout applies to each reader. */
+    wherry_status status = prepare(&send, state, error);
+    WH_THEN(status, run(&send, error));
+    destroy(&send);
     return status;
 }

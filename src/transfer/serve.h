@@ -21,35 +21,40 @@
 
 /** A WANT that no send has taken yet, or the WITHDRAW of a receiver that has finished. */
 typedef struct wh_asking {
-    struct wh_asking *next;
     wh_message message;
     uint64_t nonce;
-    int64_t step;  /**< Of the WANT. */
+    int64_t step;  /**< The step that the WANT names. */
     bool finished; /**< The message is a WITHDRAW. */
 } wh_asking;
 
-/** A send, as the pairing sees it. */
+/** A rank that a send serves. */
+typedef struct wh_served_rank {
+    int32_t rank;
+    uint64_t nonce; /**< The nonce of the WANT that it was paired with; 0: it waits for one. */
+} wh_served_rank;
+
+/** A send, in the form that the pairing uses. Used under the transport's lock. */
 typedef struct wh_waiting_send {
     struct wh_waiting_send *next; /**< Younger. */
     wh_inbox *inbox;
-    const int32_t *ranks;
-    /**
-     * Per rank: the nonce of the WANT that it was paired with; 0: it waits for one. Used under the
-     * transport's lock.
-     */
-    uint64_t *nonces;
+    wh_served_rank *ranks;
     size_t count;
+    size_t capacity;
     int64_t step;
+    bool any;    /**< True if the send serves every rank, again and again: `ranks` grows. */
+    bool closed; /**< True if the send takes no more questions. */
 } wh_waiting_send;
 
 struct wherry_transport {
     wh_group *group;
-    uint64_t tag; /**< Of WANT and WITHDRAW. */
+    uint64_t tag; /**< The tag that WANT and WITHDRAW have. */
     const wh_lane_ops *const *lanes;
     size_t lane_count;
-    pthread_mutex_t lock;   /**< For the following. */
+    pthread_mutex_t lock;   /**< Protects the members below. */
     wh_waiting_send *sends; /**< Oldest first. */
     wh_asking *asking;      /**< Oldest first. */
+    size_t asking_count;
+    size_t asking_capacity;
 };
 
 /**
@@ -59,11 +64,11 @@ struct wherry_transport {
 wherry_status wh_transport_create(wh_group *group, uint32_t number, const wh_lane_ops *const *lanes, size_t lane_count,
                                   wherry_transport **transport_p, wherry_error *error);
 
-/** A rank that was paired waits again. */
-void wh_transport_unpair(wherry_transport *transport, wh_waiting_send *send, int32_t rank);
-
-/** No WANT is paired with this rank of the send any more. */
-void wh_transport_end_pairing(wherry_transport *transport, wh_waiting_send *send, int32_t rank);
+/**
+ * A rank of a send is not paired any more.
+ * @param again  it waits for its next WANT. Else none is paired with it until a call with `again`.
+ */
+void wh_transport_unpair(wherry_transport *transport, wh_waiting_send *send, int32_t rank, bool again);
 
 /**
  * Lets the lanes release what they keep for the next transfers: of processes that have ended and,

@@ -1,85 +1,21 @@
 #include "transfer/session.h"
 
-#include <errno.h>
 #include <time.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "transfer/transfer_timing.h"
 
-/** How long the thread inside the call waits for requests if it does the work itself. */
-enum { PAUSE_NS = 1000000 };
-
-/* ---- workers ---- */
-
-static void note_failure(wh_workers *workers, const wherry_error *error, wherry_status status) {
-    pthread_mutex_lock(&workers->lock);
-    if (workers->status == WHERRY_OK) {
-        workers->status = status;
-        workers->error = *error;
-    }
-    pthread_mutex_unlock(&workers->lock);
-    wh_stop_request(workers->stop);
-}
-
-static void *run_worker(void *context) {
-    wh_workers *workers = context;
-    wherry_error error = {.status = WHERRY_OK};
-    wherry_status status = workers->work(workers->context, atomic_fetch_add(&workers->next, 1), &error);
-    if (status != WHERRY_OK) {
-        note_failure(workers, &error, status);
-    }
-    /* After the last worker is counted, the owner may join and reuse the struct. */
-    wh_inbox *inbox = workers->inbox;
-    if (atomic_fetch_sub(&workers->running, 1) == 1 && inbox) {
-        wh_inbox_wake(inbox);
-    }
-    return NULL;
-}
-
-wherry_status wh_workers_start(wh_workers *workers, uint32_t count, wh_work_fn work, void *context, wh_stop *stop,
-                               wh_inbox *inbox, wherry_error *error) {
-    *workers = (wh_workers){.work = work, .context = context, .stop = stop, .inbox = inbox};
-    pthread_mutex_init(&workers->lock, NULL);
-    atomic_store(&workers->running, count);
-    int result = 0;
-    while (workers->count < count && result == 0) {
-        result = wh_thread_start(workers->threads + workers->count, run_worker, workers);
-        workers->count += result == 0;
-    }
-    if (result == 0) {
-        return WHERRY_OK;
-    }
-    wh_stop_request(stop);
-    atomic_fetch_sub(&workers->running, count - workers->count);
-    if (wh_workers_exist(workers)) {
-        wh_workers_join(workers, NULL);
-    } else {
-        pthread_mutex_destroy(&workers->lock);
-    }
-    return wh_fail_errno(error, WHERRY_SYSTEM, result, "cannot start a thread to move bytes");
-}
-
-wherry_status wh_workers_join(wh_workers *workers, wherry_error *error) {
-    if (!wh_workers_exist(workers)) {
-        return WHERRY_OK;
-    }
-    for (uint32_t i = 0; i < workers->count; i++) {
-        pthread_join(workers->threads[i], NULL);
-    }
-    workers->count = 0;
-    pthread_mutex_destroy(&workers->lock);
-    if (workers->status != WHERRY_OK && error) {
-        *error = workers->error;
-    }
-    return workers->status;
+void wh_wake_inbox(void *inbox) {
+    wh_inbox_wake(inbox);
 }
 
 /* ---- the queue ---- */
 
 static bool is_exhausted(const wh_request_queue *queue) {
-    return queue->current == queue->count ||
-           atomic_load(&queue->requests[queue->current].given) >= queue->requests[queue->current].total;
+    const wh_chunk_set *current = queue->current < queue->count ? &queue->requests[queue->current].chunks : NULL;
+    return !current || atomic_load(&current->given) >= current->total;
 }
 
 bool wh_session_request(wh_session *session, const wherry_interval *intervals, size_t count, bool last) {
@@ -93,7 +29,7 @@ bool wh_session_request(wh_session *session, const wherry_interval *intervals, s
     bool ok = !count || WH_GROW(queue->requests, queue->capacity, queue->count);
     if (ok) {
         if (count) {
-            queue->requests[queue->count++] = added;
+            queue->requests[queue->count++] = (wh_request){added, added.total};
         }
         queue->last = queue->last || last;
         pthread_cond_broadcast(&queue->changed);
@@ -111,54 +47,61 @@ bool wh_session_next(wh_session *session, uint64_t *chunk_p) {
         return false;
     }
     pthread_mutex_lock(&queue->lock);
-    bool found = queue->current < queue->count && wh_chunk_set_next(queue->requests + queue->current, chunk_p);
+    bool found = queue->current < queue->count && wh_chunk_set_next(&queue->requests[queue->current].chunks, chunk_p);
     pthread_mutex_unlock(&queue->lock);
     return found;
 }
 
-static void wait_for_change(wh_request_queue *queue, uint32_t wait_ms) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += (long)(wait_ms % 1000) * 1000000;
-    until.tv_sec += wait_ms / 1000 + until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    pthread_cond_timedwait(&queue->changed, &queue->lock, &until);
+/** Continues with the next request if there is one. The lock is held. */
+static wh_more find_more(wh_session *session) {
+    wh_request_queue *queue = &session->queue;
+    if (wh_stop_requested(&session->stop)) {
+        return WH_MORE_NEVER;
+    }
+    while (is_exhausted(queue) && queue->current + 1 < queue->count) {
+        queue->current++;
+    }
+    return !is_exhausted(queue) ? WH_MORE_NOW : queue->last ? WH_MORE_NEVER : WH_MORE_LATER;
 }
 
 wh_more wh_session_more(wh_session *session, uint32_t wait_ms) {
     wh_request_queue *queue = &session->queue;
-    wh_more more = WH_MORE_NEVER;
-    if (session->in_caller && wait_ms) {
-        /* Nobody else appends a request meanwhile. A short pause keeps the loop from spinning. */
-        nanosleep(&(struct timespec){0, PAUSE_NS}, NULL);
-        wait_ms = 0;
-    }
     pthread_mutex_lock(&queue->lock);
-    for (int tries = 0; tries < 2 && !wh_stop_requested(&session->stop); tries++) {
-        while (queue->current < queue->count && is_exhausted(queue) && queue->current + 1 < queue->count) {
-            queue->current++;
-        }
-        more = !is_exhausted(queue) ? WH_MORE_NOW : queue->last ? WH_MORE_NEVER : WH_MORE_LATER;
-        if (more != WH_MORE_LATER || !wait_ms || tries) {
-            break;
-        }
-        wait_for_change(queue, wait_ms);
-        more = WH_MORE_NEVER;
+    wh_more more = find_more(session);
+    bool waits = more == WH_MORE_LATER && wait_ms;
+    if (waits && !session->in_caller) {
+        wh_wait(&queue->changed, &queue->lock, wh_deadline_in_ms(wait_ms));
+        more = find_more(session);
     }
     pthread_mutex_unlock(&queue->lock);
+    if (waits && session->in_caller) {
+        /* Only this thread appends requests. A short pause keeps its loop from spinning. */
+        nanosleep(&(struct timespec){0, WH_SESSION_PAUSE_NS}, NULL);
+    }
     return more;
 }
 
-size_t wh_session_find(wh_session *session, uint64_t chunk, size_t from) {
+bool wh_session_finish(wh_session *session, uint64_t chunk) {
+    wh_request_queue *queue = &session->queue;
+    bool completes = false;
+    pthread_mutex_lock(&queue->lock);
+    for (size_t i = 0; i < queue->count; i++) {
+        wh_request *one = queue->requests + i;
+        if (one->left && wh_chunk_set_has(&one->chunks, chunk)) {
+            completes = --one->left == 0;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&queue->lock);
+    return completes;
+}
+
+bool wh_session_is_complete(wh_session *session, size_t request) {
     wh_request_queue *queue = &session->queue;
     pthread_mutex_lock(&queue->lock);
-    size_t at = from;
-    while (at < queue->count && !wh_chunk_set_has(queue->requests + at, chunk)) {
-        at++;
-    }
-    size_t found = at < queue->count ? at : SIZE_MAX;
+    bool complete = request < queue->count && !queue->requests[request].left;
     pthread_mutex_unlock(&queue->lock);
-    return found;
+    return complete;
 }
 
 bool wh_session_is_finishing(wh_session *session) {
@@ -173,48 +116,46 @@ bool wh_session_is_finishing(wh_session *session) {
 
 wherry_status wh_session_prepare(wh_session *session, const wh_lane_ops *lane, const wh_lane_site *site,
                                  wh_inbox *inbox, wherry_error *error) {
-    pthread_condattr_t monotonic;
     *session = (wh_session){.site = *site, .stop.event = -1, .inbox = inbox, .opened_at = wh_clock_now()};
     session->site.stop = &session->stop;
     WH_TRY(wh_stop_init(&session->stop, error));
     session->lane = lane;
     pthread_mutex_init(&session->queue.lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&session->queue.changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    wh_condition_init(&session->queue.changed);
     return WHERRY_OK;
 }
 
 wherry_status wh_session_start(wh_session *session, uint32_t workers, wh_work_fn work, void *context,
                                wherry_error *error) {
-    return wh_workers_start(&session->workers, workers, work, context, &session->stop, session->inbox, error);
+    return wh_workers_start(&session->workers, workers, work, context, &session->stop, wh_wake_inbox, session->inbox,
+                            error);
+}
+
+void wh_session_start_in_caller(wh_session *session) {
+    session->in_caller = true;
+    atomic_store(&session->workers.running, 1);
 }
 
 bool wh_session_has_ended(const wh_session *session) {
-    return session->in_caller ? session->stepped_to_end : wh_workers_have_ended(&session->workers);
+    return wh_workers_have_ended(&session->workers);
 }
 
 bool wh_session_needs_step(wh_session *session) {
-    return wh_session_is_open(session) && session->in_caller && !session->stepped_to_end;
+    return wh_session_is_open(session) && session->in_caller && !wh_session_has_ended(session);
 }
 
 void wh_session_note_step(wh_session *session, bool done, wherry_status status, const wherry_error *error) {
-    session->stepped_to_end = done || status != WHERRY_OK;
-    session->step_status = status;
     if (status != WHERRY_OK) {
-        session->step_error = *error;
+        session->workers.status = status;
+        session->workers.error = *error;
+    }
+    if (done || status != WHERRY_OK) {
+        atomic_store(&session->workers.running, 0);
     }
 }
 
 wherry_status wh_session_join(wh_session *session, wherry_error *error) {
-    if (!session->in_caller) {
-        return wh_workers_join(&session->workers, error);
-    }
-    if (session->step_status != WHERRY_OK && error) {
-        *error = session->step_error;
-    }
-    return session->step_status;
+    return wh_workers_join(&session->workers, error);
 }
 
 void wh_session_stop(wh_session *session) {
@@ -237,7 +178,7 @@ void wh_session_close(wh_session *session) {
     }
     session->lane->close(session->end);
     for (size_t i = 0; i < queue->count; i++) {
-        wh_chunk_set_destroy(queue->requests + i);
+        wh_chunk_set_destroy(&queue->requests[i].chunks);
     }
     wh_free(queue->requests);
     pthread_cond_destroy(&queue->changed);

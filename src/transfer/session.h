@@ -16,7 +16,7 @@
  * 2. Workers end when the request that was marked as the last is done, when one of them fails, or
  *    after a stop request. The first error of a worker is that of the session.
  * 3. Only the thread inside the call opens, appends, steps and closes. Workers only call
- *    wh_session_next and wh_session_more.
+ *    wh_session_next, wh_session_more and wh_session_finish.
  *
  * Lock order: the lock of the queue is innermost; no other lock is taken under it.
  */
@@ -26,87 +26,45 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/stop.h"
+#include "base/workers.h"
 #include "group/mailbox.h"
 #include "lane/lane.h"
 #include "range/chunkset.h"
 
-/* ---- workers ---- */
-
-enum { WH_WORKERS_MAX = 64 };
-
-/** The work of one thread. Workers are numbered from 0. */
-typedef wherry_status (*wh_work_fn)(void *context, uint32_t worker, wherry_error *error);
-
-/** Threads that work on one thing together. Starts as {0}. Must not move while they run. */
-typedef struct wh_workers {
-    wh_work_fn work;
-    void *context;
-    wh_stop *stop;
-    wh_inbox *inbox;
-    atomic_uint next;    /**< The number of the next worker. */
-    atomic_uint running; /**< How many have not ended. */
-    uint32_t count;      /**< Threads that were started and not joined. */
-    pthread_t threads[WH_WORKERS_MAX];
-    pthread_mutex_t lock; /**< For the following. */
-    wherry_status status; /**< The first error of a worker. */
-    wherry_error error;
-} wh_workers;
-
-/**
- * Starts `count` threads, 1 to WH_WORKERS_MAX, with all signals blocked.
- * @param stop   requested when one of them fails; borrowed until they are joined.
- * @param inbox  woken when all have ended; NULL: none.
- * @return WHERRY_OK if all run; WHERRY_SYSTEM: those that ran were stopped and joined.
- */
-wherry_status wh_workers_start(wh_workers *workers, uint32_t count, wh_work_fn work, void *context, wh_stop *stop,
-                               wh_inbox *inbox, wherry_error *error);
-
-/** True from wh_workers_start until wh_workers_join. */
-static inline bool wh_workers_exist(const wh_workers *workers) {
-    return workers->count > 0;
-}
-
-/** True if all threads have ended, or none were started. */
-static inline bool wh_workers_have_ended(const wh_workers *workers) {
-    return atomic_load(&workers->running) == 0;
-}
-
-/**
- * Waits for the threads. @return WHERRY_OK, also if there are none; the first error of a worker.
- */
-wherry_status wh_workers_join(wh_workers *workers, wherry_error *error);
-
-/* ---- the session ---- */
+typedef struct wh_request {
+    wh_chunk_set chunks;
+    uint64_t left; /**< Number of chunks for which wh_session_finish was not called yet. */
+} wh_request;
 
 /** Chunks to move, in the order in which they were requested. */
 typedef struct wh_request_queue {
-    pthread_mutex_t lock; /**< For all of the following. */
+    pthread_mutex_t lock; /**< Protects the members below. */
     pthread_cond_t changed;
-    wh_chunk_set *requests;
+    wh_request *requests;
     size_t count;
     size_t capacity;
     size_t current; /**< The request whose chunks are being handed out. */
-    bool last;      /**< No request follows. */
+    bool last;      /**< True if no request follows. */
 } wh_request_queue;
 
-/** Starts as {0}. Must not move while it is open. */
+/** Wakes an inbox: a function for wh_cancel_add and wh_workers_start. */
+void wh_wake_inbox(void *inbox);
+
+/** Starts as {0}. Must not move in memory while it is open. */
 typedef struct wh_session {
     const wh_lane_ops *lane; /**< NULL: closed. */
-    uint32_t number;         /**< Source: of its PLAN in the conversation, counted from 1. */
-    uint64_t opened_at;      /**< By wh_clock_now. */
+    /** For a source: the number of its PLAN in the conversation, counted from 1. */
+    uint32_t number;
+    uint64_t opened_at; /**< By wh_clock_now. */
     wh_lane_end *end;
     wh_lane_site site; /**< site.stop is &stop. */
     wh_stop stop;
-    wh_inbox *inbox; /**< Woken when the workers have ended. */
+    wh_inbox *inbox; /**< The inbox to wake when the workers have ended. */
     wh_request_queue queue;
     wh_workers workers;
-    /** The thread inside the call does the work, in steps. */
+    /** True if there are no threads: the thread inside the call does the work, in steps. */
     bool in_caller;
-    bool stepped_to_end; /**< in_caller: the work has ended, with step_status. */
-    wherry_status step_status;
-    wherry_error step_error;
-    _Atomic uint64_t moved; /**< Bytes, in either direction. */
+    _Atomic uint64_t moved; /**< Number of bytes moved, in either direction. */
 } wh_session;
 
 /**
@@ -129,14 +87,17 @@ bool wh_session_request(wh_session *session, const wherry_interval *intervals, s
 /** Returns the next chunk of the current request: implements wh_sink.next and wh_feed.next. */
 bool wh_session_next(wh_session *session, uint64_t *chunk_p);
 
-/** Goes on to the next request: implements wh_sink.more and wh_feed.more. */
+/** Continues with the next request: implements wh_sink.more and wh_feed.more. */
 wh_more wh_session_more(wh_session *session, uint32_t wait_ms);
 
 /**
- * Finds the oldest request, from number `from` on, that has the chunk. @return its number;
- * SIZE_MAX: none.
+ * Counts a chunk as finished, in the oldest request that has it and is not complete.
+ * @return true if that completes the request.
  */
-size_t wh_session_find(wh_session *session, uint64_t chunk, size_t from);
+bool wh_session_finish(wh_session *session, uint64_t chunk);
+
+/** True if there is a request with this number, and all its chunks are finished. */
+bool wh_session_is_complete(wh_session *session, size_t request);
 
 /** True if a last request was appended, and all chunks were handed out. */
 bool wh_session_is_finishing(wh_session *session);
@@ -149,7 +110,10 @@ static inline bool wh_session_is_open(const wh_session *session) {
 wherry_status wh_session_start(wh_session *session, uint32_t workers, wh_work_fn work, void *context,
                                wherry_error *error);
 
-/** True if the work has begun and has ended, or has not begun. */
+/** Starts the work, in the thread inside the call: wh_session_needs_step. */
+void wh_session_start_in_caller(wh_session *session);
+
+/** True if the work has ended, or has not begun. */
 bool wh_session_has_ended(const wh_session *session);
 
 /** True if the thread inside the call should call a step now, because there are chunks to move. */

@@ -7,11 +7,8 @@
  *     source:    device --wh_fetch--> slot --lane-->
  *     receiver:                             --lane--> slot --wh_delivery--> device
  *
- * 1. A slot is used again only after all copies from and to it have completed.
- * 2. A slot belongs to one thread, to the list of free slots, or to the fetch or delivery that
- *    waits for its copies.
- * 3. Slots are pinned as far as the limit allows (memory/pinned.h). Further slots are plain memory,
- *    which is slower.
+ * A slot (memory/cuda_slots.h) belongs to one thread, to the list of free slots, or to the fetch or
+ * delivery that waits for its copies.
  *
  * Threads: any number of workers may use one fetch or delivery at once, except for its init and
  * destroy functions. Lock order: the lock of the fetch or delivery, then that of its slots. The
@@ -24,37 +21,9 @@
 
 #include <wherry/expert.h>
 
-#include "memory/cuda_queue.h"
+#include "memory/cuda_slots.h"
 #include "range/chunkset.h"
 #include "transfer/offer.h"
-
-typedef struct wh_slot {
-    uint8_t *memory;
-    bool pinned;
-    uint64_t chunk;       /**< Whose bytes it holds. */
-    wh_cuda_queue *queue; /**< That has the last copies; NULL: there were none. */
-    uint64_t ticket;      /**< Of the last copies, in `queue`. */
-    /** Copies that have not begun, all with one device. Their memory is kept for the next chunk. */
-    wh_cuda_run *runs;
-    size_t run_count;
-    size_t run_capacity;
-    int32_t device;       /**< Of the runs. */
-    struct wh_slot *next; /**< In the list that the slot is in. */
-} wh_slot;
-
-/** All slots of a fetch or delivery, and one queue of copies per device. */
-typedef struct wh_slots {
-    pthread_mutex_t lock; /**< For all, free and queues. */
-    size_t slot_bytes;    /**< Length of the longest chunk. */
-    int32_t device;       /**< One of the devices, for pinning. */
-    const wh_stop *stop;  /**< Ends waiting for copies. */
-    wh_deadline deadline;
-    wh_slot **all;
-    size_t count;
-    size_t capacity;
-    wh_slot *free;
-    wh_cuda_queue *queues[WH_CUDA_DEVICES_MAX];
-} wh_slots;
 
 /* ---- source ---- */
 
@@ -65,15 +34,16 @@ typedef struct wh_slots {
 typedef struct wh_fetch {
     const wh_offer *offer; /**< NULL: not initialized. */
     wh_slots slots;
-    pthread_mutex_t lock; /**< For the following. */
+    pthread_mutex_t lock; /**< Protects the members below. */
     uint64_t *order;      /**< The numbers of all chunks that were added. */
     size_t count;
     size_t capacity;
-    size_t begun;    /**< How many of them have been begun. */
+    size_t begun;    /**< How many of these chunks have been begun. */
     wh_slot *active; /**< The slots of chunks that are begun and not done. */
     uint64_t active_count;
-    uint64_t ahead;       /**< At most this many are begun ahead. */
-    wherry_error failure; /**< Why a chunk could not be begun: all later calls fail, too. */
+    uint64_t ahead; /**< How many chunks may be begun before the lane asks for them. */
+    /** The reason why a chunk could not be begun. All later calls fail, too. */
+    wherry_error failure;
 } wh_fetch;
 
 /**
@@ -112,11 +82,11 @@ typedef void (*wh_delivered_fn)(void *context, uint64_t chunk);
 typedef struct wh_delivery {
     const wherry_plan *plan;
     wh_delivered_fn delivered;
-    void *context; /**< For delivered. */
+    void *context; /**< Passed to `delivered`. */
     wh_slots slots;
-    pthread_mutex_t lock;    /**< For the following. */
+    pthread_mutex_t lock;    /**< Protects the members below. */
     wh_slot *in_flight;      /**< Slots with copies under way, oldest first. */
-    wh_slot **in_flight_end; /**< Where the next one is linked. */
+    wh_slot **in_flight_end; /**< Where the next slot is linked. */
 } wh_delivery;
 
 /** Stays {0} if no destination of the plan is on a device. plan and stop are borrowed. */

@@ -5,6 +5,7 @@
 #ifndef WH_TRANSFER_TRACE_H
 #define WH_TRANSFER_TRACE_H
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <wherry/checkpoint.h>
@@ -13,11 +14,11 @@
 
 typedef struct wh_trace {
     wherry_trace_fn tell; /**< NULL: no trace. */
-    void *context;        /**< For tell. */
-    int32_t peer;         /**< The source; if there are several, the first. For phases. */
+    void *context;        /**< Passed to `tell`. */
+    int32_t peer;         /**< In events of phases: the source; if there are several, the first. */
 } wh_trace;
 
-/** The present time, for the begin of an event; 0 without a trace. trace may be NULL. */
+/** The present time, for the beginning of an event; 0 without a trace. trace may be NULL. */
 static inline uint64_t wh_trace_now(const wh_trace *trace) {
     return trace && trace->tell ? wh_clock_now() : 0;
 }
@@ -26,7 +27,8 @@ static inline uint64_t wh_trace_now(const wh_trace *trace) {
 static inline void wh_trace_range(const wh_trace *trace, uint64_t begin, uint64_t chunk, uint64_t bytes,
                                   const char *lane, int32_t peer) {
     if (trace && trace->tell) {
-        wherry_trace_event event = {"chunk", lane, begin, wh_clock_now(), chunk, bytes, peer, (uint32_t)gettid()};
+        wherry_trace_event event = {"chunk", lane,  begin, wh_clock_now(),
+                                    chunk,   bytes, peer,  (uint32_t)syscall(SYS_gettid)};
         trace->tell(trace->context, &event);
     }
 }
@@ -34,7 +36,8 @@ static inline void wh_trace_range(const wh_trace *trace, uint64_t begin, uint64_
 /** Reports a phase of the receive, unless it did not begin or did not end. */
 static inline void wh_trace_phase(const wh_trace *trace, const char *name, uint64_t begin, uint64_t end) {
     if (trace->tell && begin && end >= begin) {
-        wherry_trace_event event = {name, "", begin, end, WHERRY_TRACE_PHASE, 0, trace->peer, (uint32_t)gettid()};
+        wherry_trace_event event = {
+            name, "", begin, end, WHERRY_TRACE_PHASE, 0, trace->peer, (uint32_t)syscall(SYS_gettid)};
         trace->tell(trace->context, &event);
     }
 }

@@ -10,7 +10,7 @@ BUILD = pathlib.Path(os.environ.get("WHERRY_BUILD", ROOT / "build"))
 WHERRY = BUILD / "cli" / "wherry"
 WITH_SIGNAL = BUILD / "tests" / "wherry_with_signal"
 
-# As `wherry COMMAND --help` lists them.
+# Exit statuses, in the order in which `wherry COMMAND --help` lists them.
 OK, FAILED, USAGE, ARGUMENT, RESOURCE, BYTES, PEER, DEADLINE, GROUP, BUG = range(10)
 
 
@@ -25,8 +25,8 @@ def environment(**more):
 
 
 def wherry(*arguments, timeout=50, cwd=None, text=None, **more):
-    """Runs it to its end. Keyword arguments go into its environment, `text` to its standard
-    input."""
+    """Runs the command to its end. Keyword arguments go into its environment, `text` to its
+    standard input."""
     return subprocess.run(
         [WHERRY, *map(str, arguments)],
         env=environment(**more),
@@ -39,14 +39,14 @@ def wherry(*arguments, timeout=50, cwd=None, text=None, **more):
     )
 
 
-def start(*arguments, signal_at=None, stderr=subprocess.PIPE, **more):
-    """Starts it. With `signal_at` = (count, signal, point), it gets a signal when it passes a point
-    for the count-th time."""
+def start(*arguments, signal_at=None, stderr=subprocess.PIPE, prefix=(), **more):
+    """Starts the command, with `prefix` in front of it if that is given. With `signal_at` = (count,
+    signal, point), the process gets a signal when it passes a point for the count-th time."""
     if signal_at is not None:
         count, signal, point = signal_at
         more["WHERRY_TEST_SIGNAL"] = f"{count} {int(signal)} {point}"
     return subprocess.Popen(
-        [WHERRY if signal_at is None else WITH_SIGNAL, *map(str, arguments)],
+        [*prefix, WHERRY if signal_at is None else WITH_SIGNAL, *map(str, arguments)],
         env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -58,11 +58,11 @@ def start(*arguments, signal_at=None, stderr=subprocess.PIPE, **more):
 def await_signal(process):
     """Waits until a process with `signal_at` has got its signal; skips its earlier output."""
     assert "signalled\n" in iter(process.stderr.readline, ""), (
-        f"it ended before, with {process.wait()}"
+        f"the process ended before the signal, with {process.wait()}"
     )
 
 
-def wait_for(condition, seconds=10):
+def wait_for(condition, seconds=60):
     until = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < until

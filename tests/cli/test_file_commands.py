@@ -21,12 +21,43 @@ def model(tmp_path):
 def test_inspect(model):
     done = wherry("inspect", model)
     assert done.returncode == OK and done.stderr == ""
-    assert '["layers.0.weight"]: float32[16, 8] cpu, storage #0' in done.stdout
-    assert 'by: "a test"' in done.stdout
-    assert (
-        done.stdout.splitlines()[-1]
-        == f"{model}: 6 tensors in 6 storages, 2.0 KiB; safetensors, 1 file, {size_text(model)}"
-    )
+    assert done.stdout.splitlines() == [
+        *(f"layers.{i}.weight  float32 [16, 8]" for i in range(4)),
+        "head             bfloat16 [4]",
+        "step             int64 []",
+        '__metadata__.by  "a test"',
+        "",
+        f"{model}: 6 tensors, 2.0 KiB; safetensors, 1 file, {size_text(model)}",
+    ]
+
+
+def test_inspect_names_shared_storages(tmp_path):
+    lines = wherry("inspect", two_formats(tmp_path)[0]).stdout.splitlines()
+    shared = [line for line in lines if re.search(r", storage #\d+$", line)]
+    assert len(shared) >= 2 and len({line.rsplit("#", 1)[1] for line in shared}) == 1
+    assert any("float16" in line and "storage" not in line for line in lines)
+    assert re.search(r": 5 tensors, .* in 2 storages; wherry, 1 file, ", lines[-1])
+
+
+@pytest.mark.parametrize(
+    "arguments, keys",
+    [
+        (["inspect"], {"name", "format", "files", "tensors", "storages", "bytes", "values"}),
+        (["inspect", "--digest"], {"name", "tensors", "digest"}),
+        (["diff", "@"], {"differences"}),
+        (["doctor"], {"version", "findings", "lane"}),
+        (["bench", "--size", "1M", "--repeats", "1"], {"version", "bytes", "limits", "lanes"}),
+    ],
+)
+def test_json_has_a_schema_and_is_documented(arguments, keys, model):
+    """`serve` and `fetch` are in test_serve.py."""
+    files = [model] if arguments[0] in ("inspect", "diff") else []
+    done = wherry(*[model if word == "@" else word for word in arguments], "--json", *files)
+    told = json.loads(done.stdout)
+    assert told["schema"] == 1 and keys <= set(told)
+    document = (ROOT / "docs/command.md").read_text().split("## JSON")[1].split("\n## ")[0]
+    for key in told:
+        assert f"`{key}`" in document, key
 
 
 def size_text(path):
@@ -41,7 +72,7 @@ def test_inspect_json(model):
         6,
         4 * 512 + 8 + 8,
     )
-    leaves = {leaf["name"]: leaf for leaf in told["leaves"]}
+    leaves = {leaf["name"]: leaf for leaf in told["values"]}
     assert leaves["head"] == {
         "name": "head",
         "kind": "tensor",
@@ -59,7 +90,7 @@ def test_names_with_odd_characters(tmp_path):
         tmp_path / "odd.safetensors", {name: ("U8", [1], b"x") for name in names}
     )
     told = json.loads(wherry("inspect", "--json", path).stdout)
-    assert [leaf["name"] for leaf in told["leaves"]] == names
+    assert [leaf["name"] for leaf in told["values"]] == names
 
 
 def test_text_from_files_is_escaped(tmp_path, model):
@@ -105,7 +136,7 @@ def measure(path):
                 r"VmHWM:\s+(\d+) kB", pathlib.Path(f"/proc/{child.pid}/status").read_text()
             )
             told += child.stdout.read()
-            assert child.wait(10) == OK and len(json.loads(told)["leaves"]) == 1000
+            assert child.wait(10) == OK and len(json.loads(told)["values"]) == 1000
         best = min(best, (time.monotonic() - begin, int(memory[1]) << 10))
     return best
 
@@ -114,7 +145,7 @@ def test_a_huge_file_is_inspected_as_fast_as_a_small_one(tmp_path):
     tensors = 1000
     less = measure(sparse(tmp_path / "less.safetensors", tensors, (100 << 20) // tensors))
     more = measure(sparse(tmp_path / "more.safetensors", tensors, (100 << 30) // tensors))
-    # reading 100 GiB takes far longer than a second
+    # Reading 100 GiB would take far longer than a second.
     assert more[0] < 1.5 * less[0] + 1, "100 GiB take longer than 100 MiB"
     assert more[1] < 64 << 20, "memory"
 
@@ -140,14 +171,16 @@ def test_diff(tmp_path, model):
     )
     assert wherry("diff", "-q", model, other).stdout == ""
     told = json.loads(wherry("diff", "--json", model, other).stdout)
-    assert [(one["name"], one["change"]) for one in told] == [
+    assert [(one["name"], one["change"]) for one in told["differences"]] == [
         ("layers.1.weight", "changed"),
         ("layers.3.weight", "removed"),
         ("step", "changed"),
     ]
     assert [
         one["name"]
-        for one in json.loads(wherry("diff", "--json", "--no-content", model, other).stdout)
+        for one in json.loads(wherry("diff", "--json", "--no-content", model, other).stdout)[
+            "differences"
+        ]
     ] == ["layers.3.weight"]
 
 
@@ -203,7 +236,7 @@ def test_digest(tmp_path, model):
     assert one["name"] == str(model) and list(one["tensors"]) == sorted(one["tensors"])
     assert one["tensors"]["head"] == lines["head"] == two["tensors"]["head"]
     assert one["tensors"]["step"] != two["tensors"]["step"]
-    assert one["all"] == lines[str(model)] != two["all"]
+    assert one["digest"] == lines[str(model)] != two["digest"]
 
 
 def test_digests_do_not_change(model):
@@ -247,7 +280,7 @@ def test_digests_of_sharded_tensors(manifest, storages, names, tmp_path):
         told.append(json.loads(wherry("inspect", "--digest", "--json", path).stdout))
     assert list(told[0]["tensors"]) == names
     assert told[0] == told[1]
-    assert told[0]["all"] != told[2]["all"] and all(
+    assert told[0]["digest"] != told[2]["digest"] and all(
         told[0]["tensors"][name] != told[2]["tensors"][name] for name in names
     )
 

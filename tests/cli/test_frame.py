@@ -1,10 +1,13 @@
 """What all commands share: help, options, exit codes, manual pages, completions."""
 
 import os
+import pty
 import re
+import select
 import shutil
 import signal
 import subprocess
+import time
 
 import pytest
 from checkpoints import small
@@ -62,6 +65,8 @@ def test_manual_page(command, tmp_path):
     name = f"wherry-{command}.1" if command else "wherry.1"
     page = (BUILD / "cli" / name).read_text()
     assert page.startswith('.TH "WHERRY')
+    codes = page.split(".SH EXIT STATUS\n")[1].split("\n.SH ")[0]
+    assert re.findall(r"^\.B (.+)$", codes, re.M) == [*map(str, range(10)), "128+N"]
     for option in options_of(command) if command else []:
         assert option.replace("-", r"\-") in page
     if shutil.which("man"):
@@ -99,8 +104,98 @@ def test_zsh_completion():
     for command in COMMANDS:
         part = text.split(f"        {command})\n")[1].split(";;")[0]
         assert all(f"'{option}[" in part for option in options_of(command))
-    if shutil.which("zsh"):
-        subprocess.run(["zsh", "-n", BUILD / "cli/completions/_wherry"], check=True)
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="needs zsh")
+def test_zsh_loads_its_completion(tmp_path):
+    script = f"""autoload -Uz compinit; fpath=({BUILD}/cli/completions $fpath); compinit -u -d {tmp_path}/dump
+        whence -w _wherry; echo $_comps[wherry]; autoload +X _wherry && echo loaded"""
+    done = subprocess.run(["zsh", "-f", "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["_wherry:", "function", "_wherry", "loaded"], done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="needs zsh")
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("wherry doc", "wherry doctor "),
+        ("wherry demo --ki", "wherry demo --kills "),
+        ("wherry demo --lane s", "wherry demo --lane stream "),
+    ],
+)
+def test_zsh_completes(typed, completed, tmp_path):
+    """Types into an interactive shell, as a user does."""
+    ours, its = pty.openpty()
+    with subprocess.Popen(
+        ["zsh", "-f", "-i"],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+        env={**os.environ, "TERM": "dumb", "HOME": str(tmp_path)},
+    ) as shell:
+        os.close(its)
+        setup = f"PS1='> '; autoload -Uz compinit; fpath=({BUILD}/cli/completions $fpath); "
+        setup += f"compinit -u -d {tmp_path}/dump; echo re''ady\n"
+        os.write(ours, setup.encode())
+        shown = read_until(ours, "ready\r\n")
+        os.write(ours, f"{typed}\t".encode())
+        shown = read_until(ours, completed)
+        assert completed in shown
+        shell.kill()
+        os.close(ours)
+
+
+def read_until(terminal, text, seconds=20):
+    """What a terminal shows, until it contains the text or time is up."""
+    shown = ""
+    end = time.monotonic() + seconds
+    while text not in shown and time.monotonic() < end:
+        if select.select([terminal], [], [], 0.5)[0]:
+            shown += os.read(terminal, 4096).decode(errors="replace")
+    return shown
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="needs fish")
+def test_fish_completion(tmp_path):
+    def complete_in_fish(line):
+        script = f"source {BUILD}/cli/completions/wherry.fish; complete -C {line!r}"
+        done = subprocess.run(
+            ["fish", "--no-config", "-c", script],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "HOME": str(tmp_path)},
+        )
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+        return [found.split("\t")[0] for found in done.stdout.splitlines()]
+
+    assert set(COMMANDS) == set(complete_in_fish("wherry "))
+    assert complete_in_fish("wherry doc") == ["doctor"]
+    for command in COMMANDS:
+        assert set(options_of(command)) <= set(complete_in_fish(f"wherry {command} --"))
+    assert complete_in_fish("wherry demo --lane s") == ["stream"]
+
+
+@pytest.mark.parametrize(
+    "word, meant",
+    [
+        ("serv", "serve"),
+        ("fech", "fetch"),
+        ("dcotor", "doctor"),
+        ("benhc", "bench"),
+        ("x", None),
+        ("sail", None),
+        ("--hepl", None),
+        ("a" * 5000, None),
+    ],
+)
+def test_unknown_commands(word, meant):
+    done = wherry(word)
+    assert done.returncode == USAGE and done.stdout == "" and "unknown " in done.stderr
+    if meant:
+        assert f"did you mean `wherry {meant}`?" in done.stderr
+    else:
+        assert "did you mean" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ static void test_messages_arrive_in_the_background(void **state) {
     wh_world_close(&w);
 }
 
-/** A thread that waits for a message, and its result. */
+/** A thread that waits for a message, and the result of the wait. */
 typedef struct waiter {
     wh_group *group;
     int32_t rank;

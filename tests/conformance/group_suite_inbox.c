@@ -170,7 +170,7 @@ static void test_wake_ends_a_take_and_post_delivers(void **state) {
     wh_inbox_wake(inbox);
     must_fail(WHERRY_TIMED_OUT, error, wh_inbox_take(inbox, wh_soon(), &message, &error));
     expect_nothing(inbox);
-    message = (wh_message){WH_MESSAGE_NOTE, 0, 0, 42, NULL, 0, -1};
+    message = (wh_message){WH_MESSAGE_NOTE, 0, 0, 42, NULL, 0, WH_NO_SOCKET};
     assert_true(wh_inbox_post(inbox, &message));
     message = take(inbox, WH_MESSAGE_NOTE, 0);
     assert_true(message.tag == 42);
@@ -229,24 +229,35 @@ static void test_service_gets_waiting_and_new_messages(void **state) {
 }
 
 /** Moves bytes over a nonblocking channel. */
-static void write_channel(int channel, const void *bytes, size_t size) {
-    assert_int_equal(send(channel, bytes, size, MSG_NOSIGNAL), (ssize_t)size);
+static void write_channel(const wh_socket *channel, const void *bytes, size_t size) {
+    struct iovec all = {(void *)(uintptr_t)bytes, size};
+    assert_int_equal(wh_socket_write(channel, &all, 1), (ssize_t)size);
+    assert_int_equal(wh_socket_flush(channel), 0);
 }
 
-static ssize_t read_channel(int channel, void *bytes, size_t size) {
-    struct pollfd at = {channel, POLLIN, 0};
+static ssize_t read_channel(const wh_socket *channel, void *bytes, size_t size) {
+    struct pollfd at = {channel->fd, POLLIN, 0};
+    struct iovec into = {bytes, size};
     assert_int_equal(poll(&at, 1, SOON_MS), 1);
-    return recv(channel, bytes, size, 0);
+    return wh_socket_read(channel, &into, 1);
+}
+
+/** Nothing has come over a channel. */
+static void expect_silence(const wh_socket *channel) {
+    char byte;
+    struct iovec into = {&byte, 1};
+    assert_int_equal(wh_socket_read(channel, &into, 1), -1);
+    assert_true(errno == EAGAIN);
 }
 
 /** Opens a channel from one rank to another and returns both ends. */
-static void open_channel(world *w, int32_t from, int32_t to, wh_inbox *inbox, int ends[2]) {
+static void open_channel(world *w, int32_t from, int32_t to, wh_inbox *inbox, wh_socket ends[2]) {
     must(wh_group_connect(w->groups[from], to, wh_inbox_tag(inbox), wh_soon(), NULL, &ends[0], &error));
     wh_message message = take(inbox, WH_MESSAGE_CHANNEL, from);
     assert_true(message.tag == wh_inbox_tag(inbox));
     assert_true(message.incarnation > 0);
     ends[1] = message.channel;
-    message.channel = -1;
+    message.channel = WH_NO_SOCKET;
     wh_message_clear(&message);
 }
 
@@ -258,27 +269,24 @@ static void test_channel_carries_bytes_both_ways(void **state) {
     (void)state;
     world w = wh_world_open();
     wh_inbox *inbox = open_inbox(w.groups[1], TALK);
-    int ends[2];
-    char byte;
+    wh_socket ends[2];
     if (!has_channels(&w)) {
         must_fail(WHERRY_UNSUPPORTED, error, wh_group_connect(w.groups[0], 1, TALK, wh_soon(), NULL, ends, &error));
     }
     for (int32_t from = 0; from < RANKS && has_channels(&w); from++) {
         open_channel(&w, from, 1, inbox, ends);
-        assert_int_equal(recv(ends[0], &byte, 1, 0), -1);
-        assert_true(errno == EAGAIN);
-        assert_int_equal(recv(ends[1], &byte, 1, 0), -1);
-        assert_true(errno == EAGAIN);
+        expect_silence(&ends[0]);
+        expect_silence(&ends[1]);
         char text[8] = "";
-        write_channel(ends[1], "there", 6);
-        assert_int_equal(read_channel(ends[0], text, sizeof(text)), 6);
+        write_channel(&ends[1], "there", 6);
+        assert_int_equal(read_channel(&ends[0], text, sizeof(text)), 6);
         assert_string_equal(text, "there");
-        write_channel(ends[0], "back", 5);
-        assert_int_equal(read_channel(ends[1], text, sizeof(text)), 5);
+        write_channel(&ends[0], "back", 5);
+        assert_int_equal(read_channel(&ends[1], text, sizeof(text)), 5);
         assert_string_equal(text, "back");
-        close(ends[0]);
-        assert_int_equal(read_channel(ends[1], text, sizeof(text)), 0);
-        close(ends[1]);
+        wh_socket_close(&ends[0]);
+        assert_int_equal(read_channel(&ends[1], text, sizeof(text)), 0);
+        wh_socket_close(&ends[1]);
         wh_send_text(w.groups[from], 1, TALK, "still here");
         take_text(inbox, from, "still here");
     }
@@ -290,7 +298,7 @@ static void test_channel_needs_an_open_inbox(void **state) {
     (void)state;
     world w = wh_world_open();
     wh_inbox *inbox = open_inbox(w.groups[1], TALK);
-    int end;
+    wh_socket end;
     if (has_channels(&w)) {
         for (int32_t to = 0; to < RANKS; to++) {
             must_fail(WHERRY_ABORTED, error, wh_group_connect(w.groups[0], to, OTHER, wh_soon(), NULL, &end, &error));
@@ -317,15 +325,16 @@ typedef struct opener {
 
 static void *open_and_read(void *context) {
     opener *o = context;
-    int end;
+    wh_socket end;
     struct pollfd at = {-1, POLLIN, 0};
     o->status = wh_group_connect(o->group, o->to, TALK, wh_soon(), NULL, &end, NULL);
     if (o->status == WHERRY_OK) {
-        at.fd = end;
-        if (poll(&at, 1, SOON_MS) != 1 || recv(end, &o->answer, 1, 0) != 1) {
+        struct iovec into = {&o->answer, 1};
+        at.fd = end.fd;
+        if (poll(&at, 1, SOON_MS) != 1 || wh_socket_read(&end, &into, 1) != 1) {
             o->status = WHERRY_INTERNAL;
         }
-        close(end);
+        wh_socket_close(&end);
     }
     return NULL;
 }
@@ -345,7 +354,7 @@ static void test_many_channels_open_at_once(void **state) {
             wh_message message;
             must(wh_inbox_take(inbox, wh_soon(), &message, &error));
             assert_int_equal(message.kind, WH_MESSAGE_CHANNEL);
-            write_channel(message.channel, "+", 1);
+            write_channel(&message.channel, "+", 1);
             wh_message_clear(&message);
         }
         for (int i = 0; i < CHANNELS; i++) {
@@ -367,20 +376,20 @@ static void test_channels_outlive_the_group(void **state) {
     world w = wh_world_open();
     if (has_channels(&w)) {
         wh_inbox *inbox = open_inbox(w.groups[1], TALK);
-        int ends[2];
-        int forgotten;
+        wh_socket ends[2];
+        wh_socket forgotten;
         char text[8];
         open_channel(&w, 0, 1, inbox, ends);
         must(wh_group_connect(w.groups[0], 1, TALK, wh_soon(), NULL, &forgotten, &error));
         wh_inbox_close(inbox);
-        assert_int_equal(read_channel(forgotten, text, sizeof(text)), 0);
-        close(forgotten);
+        assert_int_equal(read_channel(&forgotten, text, sizeof(text)), 0);
+        wh_socket_close(&forgotten);
         wh_group_destroy(w.groups[0]);
         w.groups[0] = NULL;
-        write_channel(ends[1], "yet", 4);
-        assert_int_equal(read_channel(ends[0], text, sizeof(text)), 4);
-        close(ends[0]);
-        close(ends[1]);
+        write_channel(&ends[1], "yet", 4);
+        assert_int_equal(read_channel(&ends[0], text, sizeof(text)), 4);
+        wh_socket_close(&ends[0]);
+        wh_socket_close(&ends[1]);
     }
     wh_world_close(&w);
 }

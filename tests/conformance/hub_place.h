@@ -19,11 +19,13 @@ void *wh_open_table_place(int32_t size);
 void *wh_open_parts_place(int32_t size);
 void *wh_open_plain_place(int32_t size);
 
-/** As table and plain, but without put and get: the library moves blocks over send and receive. */
+/**
+ * Like table and plain, but without put and get: the library moves blocks with send and receive.
+ */
 void *wh_open_bare_place(int32_t size);
 void *wh_open_bare_plain_place(int32_t size);
 
-/** For any of the callback groups. */
+/** Works for all callback groups. */
 wh_group *wh_join_table_place(void *place, int32_t rank);
 void wh_close_table_place(void *place);
 

@@ -184,7 +184,7 @@ static bool feed_next(void *context, uint64_t *chunk_p) {
     return next_chunk(data, data->feed_round, &data->feed_next, data->feed_stop, chunk_p);
 }
 
-/** Used by both sides: the source's addresses are the same in a child that is forked later. */
+/** Both sides use this: the source's addresses are the same in a child that is forked later. */
 static wherry_status gather(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
     const lane_data *data = context;
     wh_segments_clear(segments);

@@ -2,8 +2,8 @@
  * @file lane_data.h  The data that the lane suite moves: memory cut into chunks of scattered
  * pieces, a feed that provides them, and a sink that checks what the lane does.
  *
- * The layout depends only on a shape and a seed. Sink and feed run in threads, where assertions do
- * not work. They record the first error in lane_data.wrong.
+ * The layout depends only on a shape and a seed. Sink and feed run in threads, in which assertions
+ * do not work. They record the first error in lane_data.wrong.
  */
 #ifndef WH_TESTS_LANE_DATA_H
 #define WH_TESTS_LANE_DATA_H
@@ -20,7 +20,7 @@ typedef struct lane_shape {
     size_t longest;  /**< Most bytes per piece. */
     /** Longest gap between two pieces at the source, in bytes. Half of the pieces have no gap. */
     size_t source_gap;
-    size_t target_gap; /**< As source_gap, at the receiver. */
+    size_t target_gap; /**< Like source_gap, at the receiver. */
     bool strided;      /**< Every gap has exactly this length. */
     /** One in `nowhere` pieces has no place at the receiver; 0: none. Only without verify. */
     size_t nowhere;
@@ -29,7 +29,10 @@ typedef struct lane_shape {
     bool repeated;
 } lane_shape;
 
-/** The chunks of a round: those with number % stride == phase. stride 0: none. */
+/**
+ * The chunks of a round are the chunks with number % stride == phase. If stride is 0, there are
+ * none.
+ */
 typedef struct lane_round {
     uint32_t stride;
     uint32_t phase;
@@ -37,7 +40,7 @@ typedef struct lane_round {
 
 typedef struct lane_piece {
     size_t source; /**< Offset. */
-    size_t target; /**< Offset, or SIZE_MAX: no place. */
+    size_t target; /**< Offset; SIZE_MAX if the piece has no place. */
     size_t length;
 } lane_piece;
 
@@ -62,16 +65,16 @@ typedef struct lane_data {
     wherry_digest *digests;
 
     atomic_int *states; /**< Per chunk, at the sink. */
-    bool *received;     /**< Per chunk: it arrived in this or an earlier round. */
+    bool *received;     /**< Per chunk: true if it arrived in this or an earlier round. */
     lane_round sink_round;
     lane_round feed_round;
     atomic_size_t sink_next;
     atomic_size_t feed_next;
     atomic_size_t landed_chunks;
-    atomic_size_t gathered_chunks; /**< By the feed, in this round. */
+    atomic_size_t gathered_chunks; /**< Chunks that the feed has gathered in this round. */
     /** Chunks that the lane reported as read. */
     atomic_size_t done_chunks;
-    atomic_uint_fast64_t sink_moved; /**< In this round. */
+    atomic_uint_fast64_t sink_moved; /**< Bytes that the sink has got in this round. */
     atomic_uint_fast64_t feed_moved;
     _Atomic(const char *) wrong; /**< The first error of the lane; NULL: none. */
 } lane_data;

@@ -83,7 +83,7 @@ static wherry_status probe(const wh_lane_site *site, const void *bytes, size_t s
     (void)assist_p;
     char path[64];
     uint8_t found[NONCE];
-    wh_cursor cursor = wh_cursor_over(bytes, size); /* hostile, as everything from a peer */
+    wh_cursor cursor = wh_cursor_over(bytes, size); /* hostile, like everything from a peer */
     uint64_t process = wh_cursor_number(&cursor, 8);
     uint64_t address = wh_cursor_number(&cursor, 8);
     const void *told = wh_cursor_bytes(&cursor, NONCE);
@@ -126,7 +126,7 @@ static wherry_status copy_runs(const peek_end *end, const wh_segments *from, con
                                wherry_error *error) {
     wherry_status status = WHERRY_OK;
     size_t source = 0;
-    size_t there = 0; /* bytes of that run that were read */
+    size_t there = 0; /* bytes of that run that were already read */
     for (size_t i = 0; i < to->count && status == WHERRY_OK; i++) {
         for (size_t here = 0; here < to->items[i].iov_len && status == WHERRY_OK;) {
             size_t size = wh_min(to->items[i].iov_len - here, from->items[source].iov_len - there);
@@ -158,17 +158,11 @@ static wherry_status pull(wh_lane_end *base, uint32_t worker, const wh_sink *sin
            (sink->next(sink->context, &chunk) || (wh_sink_more(sink) && sink->next(sink->context, &chunk)))) {
         wherry_digest digest;
         status = sink->origin(sink->context, chunk, &origin, error);
+        WH_THEN(status, sink->open(sink->context, chunk, &landing, error));
+        WH_THEN(status, copy_runs(end, &origin, &landing.segments, error));
+        WH_THEN(status, check_alive(end, error));
         if (status == WHERRY_OK) {
-            status = sink->open(sink->context, chunk, &landing, error);
-        }
-        if (status == WHERRY_OK) {
-            status = copy_runs(end, &origin, &landing.segments, error);
-        }
-        if (status == WHERRY_OK) {
-            status = check_alive(end, error);
-        }
-        if (status == WHERRY_OK) {
-            if (digester) { /* of what landed; the source sends its digest by message */
+            if (digester) { /* the digest of what landed; the source sends its own by message */
                 digest = wh_digest_of(digester, landing.segments.items, landing.segments.count);
             }
             sink->moved(sink->context, landing.segments.bytes);
@@ -197,7 +191,7 @@ static void close_end(wh_lane_end *base) {
 
 const wh_lane_ops wh_lane_peek = {
     .name = "peek",
-    .traits = WH_LANE_ONE_SIDED, /* no accept, no push: the source does nothing */
+    .traits = WH_LANE_ONE_SIDED, /* no accept and no push, because the source does nothing */
     .offer = offer,
     .probe = probe,
     .pull = pull,

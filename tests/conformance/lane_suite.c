@@ -113,7 +113,7 @@ static void test_moves_ten_thousand_segments(void **state) {
     lane_world_close(&world);
 }
 
-/** A chunk with more segments than one system call takes: at both sides, or at one. */
+/** A chunk with more segments than one system call takes, on both sides or on one. */
 static void test_moves_more_segments_than_iov_max(void **state) {
     static const size_t gaps[][2] = {{8, 24}, {8, 0}, {0, 8}};
     lane_world world = world_of(state);
@@ -182,9 +182,9 @@ typedef struct stopper {
     lane_trial *trial;
     bool stop_source;
     bool stop_receiver;
-    size_t at; /**< Number of chunks after which to stop. */
+    size_t at; /**< Number of chunks after which the sides stop. */
     pid_t kill;
-    atomic_uint_fast64_t stopped; /**< Time of the stop. */
+    atomic_uint_fast64_t stopped; /**< Time of the stop request. */
 } stopper;
 
 static void stop_now(stopper *s) {
@@ -371,7 +371,7 @@ static void open_hostile(void **state, hostile_world *h) {
     h->trial.no_progress_ms = HOSTILE_MS;
     lane_side_begin(&h->trial.source, &h->trial, h->world.source, true);
     lane_side_begin(&h->trial.receiver, &h->trial, h->world.receiver, false);
-    h->trial.receiver.site.no_progress_ms = 5000; /* the honest probe may be slow */
+    h->trial.receiver.site.no_progress_ms = 5000; /* The honest probe may be slow. */
     must(ops->offer(&h->trial.source.site, &h->offer, &error));
     must(ops->probe(&h->trial.receiver.site, h->offer.bytes, h->offer.size, &h->request, &assist,
                     &h->trial.receiver.end, &error));
@@ -485,7 +485,7 @@ static size_t count_entries(const char *folder) {
 
 /** Waits until other threads have closed their descriptors and have ended. */
 static void must_become(const char *folder, size_t count) {
-    for (int i = 0; i < 200 && count_entries(folder) > count; i++) {
+    for (int i = 0; i < 3000 && count_entries(folder) > count; i++) {
         usleep(10000);
     }
     assert_true(count_entries(folder) <= count);
@@ -508,8 +508,8 @@ static void test_leaks_nothing(void **state) {
 typedef struct suite_case {
     const char *name;
     CMUnitTestFunction function;
-    bool processes; /**< Only if members can be processes. */
-    bool two_sided; /**< Only for lanes whose source pushes. */
+    bool processes; /**< Needs members that are processes. */
+    bool two_sided; /**< Needs a lane whose source pushes. */
 } suite_case;
 
 /** Cases that fork come first: a library below a lane may not survive a fork after a failure. */

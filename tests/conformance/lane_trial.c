@@ -74,7 +74,7 @@ void lane_side_begin(lane_side *side, const lane_trial *trial, wh_group *group, 
         .stop = &side->stop,
         .deadline = wh_deadline_in_ms(TRIAL_DEADLINE_MS),
         .no_progress_ms = trial->no_progress_ms,
-        .ordered = true, /* the suite chooses this lane by name */
+        .ordered = true, /* The suite chooses this lane by its name. */
         .channels = side->channels,
     };
     side->status = wh_stop_init(&side->stop, &side->error);
@@ -87,7 +87,7 @@ void lane_side_finish(lane_side *side, const wh_lane_ops *ops) {
     ops->close(side->end);
     side->end = NULL;
     for (size_t i = 0; i < side->site.channel_count; i++) {
-        close(side->channels[i]);
+        wh_socket_close(&side->channels[i]);
     }
     side->site.channel_count = 0;
     wh_inbox_close(side->inbox);
@@ -95,7 +95,7 @@ void lane_side_finish(lane_side *side, const wh_lane_ops *ops) {
     wh_stop_destroy(&side->stop);
 }
 
-/** Waits for the peer's next channel and closes others. */
+/** Waits for the peer's next channel, and closes all unexpected ones. */
 static wherry_status take_channel(lane_side *side) {
     wh_message message;
     wherry_status status = wh_inbox_take(side->inbox, side->site.deadline, &message, &side->error);
@@ -107,7 +107,7 @@ static wherry_status take_channel(lane_side *side) {
     } else if (message.kind == WH_MESSAGE_CHANNEL && message.rank == side->site.peer &&
                side->site.channel_count < TRIAL_CHANNELS) {
         side->channels[side->site.channel_count++] = message.channel;
-        message.channel = -1;
+        message.channel = WH_NO_SOCKET;
     }
     wh_message_clear(&message);
     return status;
@@ -119,7 +119,7 @@ void lane_side_accept(lane_side *side, const wh_lane_ops *ops, const void *reque
         ready = true;
         side->status = ops->accept(&side->site, request, size, &ready, &side->end, &side->error);
         if (side->status == WHERRY_OK && ready) {
-            side->site.channel_count = 0; /* the end owns all of them */
+            side->site.channel_count = 0; /* The end owns all of the channels now. */
         } else if (side->status == WHERRY_OK) {
             side->status = take_channel(side);
         }

@@ -20,7 +20,7 @@
 
 enum { TRIAL_ROUNDS = 3, TRIAL_CHANNELS = 64, TRIAL_DEADLINE_MS = 30000 };
 
-/** Two members of a group. With two processes, only the receiver is in this one. */
+/** Two members of a group. If there are two processes, only the receiver is in this one. */
 typedef struct lane_world {
     const wh_group_kind *kind;
     void *place;
@@ -39,8 +39,8 @@ typedef struct lane_side {
     wh_stop stop;
     wh_lane_site site;
     wh_lane_end *end;
-    wh_inbox *inbox; /**< Only at the source. */
-    int channels[TRIAL_CHANNELS];
+    wh_inbox *inbox; /**< Used only at the source. */
+    wh_socket channels[TRIAL_CHANNELS];
 } lane_side;
 
 typedef struct lane_trial {

@@ -17,6 +17,7 @@ typedef struct meeting_place {
     int32_t size;
     const char *secret;
     const char *query; /**< The rest of the address. */
+    uint32_t encrypt;
 } meeting_place;
 
 static void *new_place(int32_t size, const char *secret) {
@@ -61,10 +62,17 @@ void *wh_open_tcp_place(int32_t size) {
     return place;
 }
 
+void *wh_open_sealed_place(int32_t size) {
+    meeting_place *place = wh_open_tcp_place(size);
+    place->encrypt = WHERRY_ENCRYPT_ALL;
+    return place;
+}
+
 wh_group *wh_join_place(void *context, int32_t rank) {
     const meeting_place *place = context;
     char address[TEXT_MAX + 64];
-    wh_sockets_options options = {.secret = place->secret, .secret_size = place->secret ? 22 : 0};
+    wh_sockets_options options = {
+        .secret = place->secret, .secret_size = place->secret ? 22 : 0, .encrypt = place->encrypt};
     wh_group *group = NULL;
     wherry_error error;
     snprintf(address, sizeof(address), "%s?rank=%d&size=%d&job=suite%s", place->text, (int)rank, (int)place->size,

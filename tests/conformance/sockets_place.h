@@ -10,7 +10,10 @@ void *wh_open_unix_place(int32_t size);
 /** A free port on loopback; with a secret. Everything goes over TCP. */
 void *wh_open_tcp_place(int32_t size);
 
-/** As wh_open_tcp_place, but the ranks use Unix sockets once they have met. */
+/** Like wh_open_tcp_place, with encrypt=all. */
+void *wh_open_sealed_place(int32_t size);
+
+/** Like wh_open_tcp_place, but the ranks use Unix sockets once they have met. */
 void *wh_open_near_place(int32_t size);
 
 wh_group *wh_join_place(void *place, int32_t rank);

@@ -1,5 +1,5 @@
 /*
- * Memory on small pages goes over ring, if the kernel tells the kind of pages; other memory goes
+ * Memory on small pages goes over ring, if the kernel reports the size of pages. Other memory goes
  * over cma.
  */
 #include <sys/mman.h>
@@ -11,11 +11,14 @@
 
 enum { BYTES = 16 << 20 };
 
-/* A tensor in memory with this advice; *pages_p is its kind of pages, if known. */
+/*
+ * A tensor in memory that has this madvise() advice. *pages_p receives the kind of its pages, if
+ * that is known.
+ */
 static wherry_value *tensor_on(int advice, wh_pages *pages_p) {
     const int64_t bytes = BYTES;
     char *room = mmap(NULL, BYTES + WH_HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_true(room && room != MAP_FAILED); /* freed when the process ends */
+    assert_true(room && room != MAP_FAILED); /* The memory is freed when the process ends. */
     char *data = room + (-(uintptr_t)room & (WH_HUGE_PAGE - 1));
     madvise(data, BYTES, advice);
     memset(data, advice, BYTES);
@@ -52,9 +55,9 @@ static void test_lane_follows_the_pages_of_both_sides(void **state) {
     wherry_value *on_huge = tensor_on(MADV_HUGEPAGE, &of_huge);
     wherry_value *small_target = tensor_on(MADV_NOHUGEPAGE, &of_small);
     wherry_value *huge_target = tensor_on(MADV_HUGEPAGE, &of_huge);
-    /* kernels before 6.7 do not report the kind of pages */
+    /* Kernels before 6.7 do not report the kind of pages. */
     const char *small_lane = of_small == WH_PAGES_SMALL ? "ring" : "cma";
-    /* some kernels have no huge pages */
+    /* Some kernels have no huge pages. */
     const char *huge_lane = of_huge == WH_PAGES_SMALL ? "ring" : "cma";
     check_lane(on_small, NULL, small_lane);
     check_lane(on_small, small_target, small_lane);

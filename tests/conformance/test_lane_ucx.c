@@ -3,7 +3,7 @@
 #include "lane/lanes.h"
 
 int main(void) {
-    /* cases that fork come first */
+    /* Cases that fork come first. */
     const wh_lane_place *places[] = {&wh_lane_place_unix, &wh_lane_place_local};
     return wh_lane_suite_run(&wh_lane_ucx, places, sizeof(places) / sizeof(places[0]));
 }

@@ -11,6 +11,7 @@ int main(int count, char **arguments) {
         {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place},
         {"unix", wh_open_unix_place, wh_join_place, wh_close_place},
         {"tcp", wh_open_tcp_place, wh_join_place, wh_close_place},
+        {"sealed", wh_open_sealed_place, wh_join_place, wh_close_place},
         {"near", wh_open_near_place, wh_join_place, wh_close_place},
         {"callback", wh_open_table_place, wh_join_table_place, wh_close_table_place},
         {"plain", wh_open_plain_place, wh_join_table_place, wh_close_table_place},
@@ -23,6 +24,6 @@ int main(int count, char **arguments) {
             return (smoke ? wh_transfer_smoke_run : wh_transfer_suite_run)(kinds + i, arguments[2]);
         }
     }
-    fprintf(stderr, "usage: test_transfer local|unix|tcp|near|callback|plain|bare|bare_plain LANE [smoke]\n");
+    fprintf(stderr, "usage: test_transfer local|unix|tcp|sealed|near|callback|plain|bare|bare_plain LANE [smoke]\n");
     return 2;
 }

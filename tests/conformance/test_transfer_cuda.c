@@ -16,8 +16,8 @@
 #include "support/device_state.h"
 
 static wherry_error error;
-static const char *device_lane; /* the lane that moves device memory */
-static bool is_straight;        /* the lane has no digests */
+static const char *device_lane; /* The lane that moves device memory. */
+static bool is_straight;        /* True if the lane has no digests. */
 
 static wherry_device cuda(int32_t index) {
     return (wherry_device){WHERRY_DEVICE_CUDA, index < wh_cuda_device_count() ? index : 0};
@@ -76,7 +76,7 @@ static void test_random_states_arrive(void **state) {
             calls[1].options.target_context = target;
         }
         if (is_straight) {
-            /* digests and host memory use other lanes */
+            /* Digests and host memory use other lanes. */
             calls[1].options.lanes = calls[0].options.lanes = NULL;
         }
         ferry_run(calls, 2);
@@ -149,11 +149,50 @@ static void test_host_and_device_memory_use_two_lanes(void **state) {
     ferry_close(&world);
 }
 
+/** Two sources with the same state, fully or partly on devices; into new memory and in place. */
+static void test_two_sources_send_one_state(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *host = large_state(6);
+    for (int i = 0; i < 4; i++) {
+        bool mixed = i % 2;
+        wherry_value *target = large_state(9);
+        wherry_value *sources[] = {large_state(6), large_state(6)};
+        ferry_call calls[] = {ferry_send(&world, 0, 2, sources[0]), ferry_send(&world, 1, 2, sources[1]),
+                              ferry_receive_from_two(&world)};
+        for (int k = 0; k < 2; k++) {
+            move_state(sources[k], mixed ? here_and_there : all_on_device);
+            calls[k].options.step = calls[2].options.step;
+        }
+        move_state(target, mixed ? here_and_there : all_on_device);
+        calls[2].options.verify = i < 2 && !is_straight ? WHERRY_VERIFY_ALL : WHERRY_VERIFY_OFF;
+        if (i >= 2) {
+            calls[2].options.target = ferry_target;
+            calls[2].options.target_context = target;
+        }
+        for (int k = 0; mixed && is_straight && k < 3; k++) {
+            calls[k].options.lanes = NULL; /* Host memory uses another lane. */
+        }
+        ferry_run(calls, 3);
+        ferry_expect_ok(calls);
+        ferry_expect_ok(calls + 1);
+        expect_received(calls + 2, host);
+        const wherry_stats *stats = &calls[2].stats;
+        assert_int_equal(stats->sources[0].bytes + stats->sources[1].bytes, stats->bytes_moved);
+        assert_true(stats->sources[0].status == WHERRY_OK && stats->sources[1].status == WHERRY_OK);
+        wherry_value_destroy(target);
+        wherry_value_destroy(sources[0]);
+        wherry_value_destroy(sources[1]);
+    }
+    wherry_value_destroy(host);
+    ferry_close(&world);
+}
+
 /** Two ranks that send to each other at the same time. */
 static void test_two_ranks_send_to_each_other(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    for (int turn = 0; turn < 2; turn++) { /* the second turn reuses what the lane has open */
+    for (int turn = 0; turn < 2; turn++) { /* The second turn reuses what the lane has open. */
         wherry_value *host[2] = {large_state(3), large_state(8)};
         wherry_value *source[2] = {large_state(3), large_state(8)};
         move_state(source[0], all_on_device);
@@ -253,7 +292,8 @@ static void test_statistics_keep_the_right_detail(void **state) {
                                                &wh_lane_ucx, &wh_lane_blocks,   &wh_lane_stream};
     told = wh_lane_ring;
     told.name = "told";
-    told.traits &= ~(uint32_t)WH_LANE_STAGES; /* so that device memory uses the other lane */
+    /* Without this, device memory would not use the other lane. */
+    told.traits &= ~(uint32_t)WH_LANE_STAGES;
     told.describe = say_how;
     ferry_world world = ferry_open();
     for (int32_t rank = 0; rank < 2; rank++) {
@@ -276,7 +316,7 @@ static void test_statistics_keep_the_right_detail(void **state) {
         const wherry_stats *sides[] = {&calls[0].outcomes[0].stats, &calls[1].stats};
         for (int i = 0; i < 2; i++) {
             assert_int_equal(strncmp(sides[i]->lane, refused ? "ring" : "told+", refused ? 4 : 5), 0);
-            if (refused || strcmp(device_lane, "ucx") != 0) { /* ucx has a detail */
+            if (refused || strcmp(device_lane, "ucx") != 0) { /* Only ucx has a detail. */
                 assert_string_equal(sides[i]->detail, refused ? "" : "as told");
             }
         }
@@ -362,6 +402,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_large_state_arrives),
         cmocka_unit_test(test_host_and_device_memory_use_two_lanes),
         cmocka_unit_test(test_receives_on_another_device),
+        cmocka_unit_test(test_two_sources_send_one_state),
         cmocka_unit_test(test_two_ranks_send_to_each_other),
         cmocka_unit_test(test_receives_into_other_strides),
         cmocka_unit_test(test_works_without_pinned_memory),

@@ -6,6 +6,7 @@
 
 #include "conformance/transfer_world.h"
 #include "support/asleep.h"
+#include "transfer/transfer_timing.h"
 
 static wherry_error error;
 
@@ -60,7 +61,10 @@ static void test_statistics_of_a_large_state_are_right(void **state) {
         const wherry_stats *stats = &calls[1].stats;
         assert_string_equal(stats->lane, ferry_lane);
         assert_string_equal(calls[0].outcomes[0].stats.lane, ferry_lane);
-        assert_int_equal(stats->checked, verify == WHERRY_VERIFY_ON);
+        /* Encryption also checks the data, and nobody can alter it. */
+        bool encrypted = world.groups[1]->encrypts_all;
+        assert_int_equal(stats->checked, encrypted || verify == WHERRY_VERIFY_ON);
+        assert_int_equal(stats->verified, encrypted);
         assert_int_equal(stats->tensors, 3001);
         assert_true(stats->bytes_moved == stats->bytes_wanted && stats->bytes_wanted > (21 << 20));
         assert_true(stats->total_seconds > 0 && stats->data_seconds > 0 && stats->data_seconds < stats->total_seconds);
@@ -68,6 +72,39 @@ static void test_statistics_of_a_large_state_are_right(void **state) {
         assert_int_equal(calls[0].outcomes[0].stats.bytes_wanted, stats->bytes_wanted);
     }
     wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** At most so many PROGRESS messages come on top, one per WH_RECV_TELL_MS or WH_SHOW_MS. */
+static void expect_messages(const wherry_stats *stats, uint64_t needed, uint64_t interval_ms) {
+    uint64_t progress = (uint64_t)(stats->total_seconds * 1e3) / interval_ms;
+    if (stats->messages < needed || stats->messages > needed + progress) {
+        fail_msg("%llu messages in %.3f s instead of %llu", (unsigned long long)stats->messages, stats->total_seconds,
+                 (unsigned long long)needed);
+    }
+}
+
+/**
+ * WANT, PLAN and DONE from the receiver; OFFER and RELEASED from the source. DIGESTS comes on top
+ * if chunks are checked and the lane does not carry digests; PROGRESS if a transfer takes long.
+ */
+static void test_one_source_costs_five_messages(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    bool by_message = strcmp(ferry_lane, "cma") == 0 || strcmp(ferry_lane, "blocks") == 0;
+    for (int i = 0; i < 20; i++) {
+        bool checked = i % 2;
+        wherry_value *source = i % 4 < 2 ? ferry_tensor(1000, 1) : ferry_large_state(3);
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[1].options.verify = checked ? WHERRY_VERIFY_ON : WHERRY_VERIFY_OFF;
+        ferry_run(calls, 2);
+        ferry_expect_ok(calls);
+        ferry_expect_ok(calls + 1);
+        expect_messages(&calls[1].stats, 3, WH_RECV_TELL_MS);
+        expect_messages(&calls[0].outcomes[0].stats, checked && by_message ? 3 : 2, WH_SHOW_MS);
+        wherry_value_destroy(calls[1].received);
+        wherry_value_destroy(source);
+    }
     ferry_close(&world);
 }
 
@@ -359,15 +396,16 @@ static void choose(const wh_group_kind *kind, const char *lane) {
 }
 
 int wh_transfer_smoke_run(const wh_group_kind *kind, const char *lane) {
-    static const struct CMUnitTest cases[] = {
+    struct CMUnitTest cases[] = {
         cmocka_unit_test(test_small_states_arrive),
         cmocka_unit_test(test_statistics_of_a_large_state_are_right),
+        cmocka_unit_test(test_one_source_costs_five_messages),
         cmocka_unit_test(test_sends_to_several_destinations),
         cmocka_unit_test(test_one_failed_destination_does_not_stop_the_other),
         cmocka_unit_test(test_cancel_ends_waiting_calls),
     };
     choose(kind, lane);
-    return cmocka_run_group_tests_name("transfer_smoke", cases, NULL, NULL);
+    return ferry_run_cases("transfer_smoke", cases, sizeof(cases) / sizeof(*cases));
 }
 
 int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane) {
@@ -375,6 +413,7 @@ int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane) {
         cmocka_unit_test(test_random_states_arrive),
         cmocka_unit_test(test_small_states_arrive),
         cmocka_unit_test(test_statistics_of_a_large_state_are_right),
+        cmocka_unit_test(test_one_source_costs_five_messages),
         cmocka_unit_test(test_sends_to_several_destinations),
         cmocka_unit_test(test_one_failed_destination_does_not_stop_the_other),
         cmocka_unit_test(test_both_sides_must_name_the_same_step),
@@ -388,8 +427,8 @@ int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane) {
     };
     choose(kind, lane);
     size_t count = sizeof(own) / sizeof(*own);
-    struct CMUnitTest *all =
-        calloc(count + ferry_option_case_count + ferry_same_case_count + ferry_several_case_count, sizeof(*all));
+    size_t more = ferry_option_case_count + ferry_same_case_count + ferry_several_case_count + ferry_serve_case_count;
+    struct CMUnitTest *all = calloc(count + more, sizeof(*all));
     memcpy(all, own, sizeof(own));
     memcpy(all + count, ferry_option_cases, ferry_option_case_count * sizeof(*all));
     count += ferry_option_case_count;
@@ -397,7 +436,9 @@ int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane) {
     count += ferry_same_case_count;
     memcpy(all + count, ferry_several_cases, ferry_several_case_count * sizeof(*all));
     count += ferry_several_case_count;
-    int failed = _cmocka_run_group_tests("transfer", all, count, NULL, NULL);
+    memcpy(all + count, ferry_serve_cases, ferry_serve_case_count * sizeof(*all));
+    count += ferry_serve_case_count;
+    int failed = ferry_run_cases("transfer", all, count);
     free(all);
     return failed;
 }

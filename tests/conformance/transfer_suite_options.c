@@ -15,26 +15,26 @@ enum { SOON_MS = 3000, HELD_MS = 10000 };
 
 static wherry_error error;
 
-/** What one side does in its interrupt and progress callbacks. */
+/** The interrupt and progress callbacks of one side. */
 typedef struct side {
     atomic_bool *ends;   /**< The interrupt callback returns true once this is true; NULL: never. */
-    atomic_bool *begins; /**< Callbacks block once this is true; NULL: at once. */
+    atomic_bool *begins; /**< Callbacks block once this is true; NULL: they block at once. */
     atomic_bool *waits;  /**< A blocked callback waits for this; NULL: callbacks do not block. */
     atomic_bool held;    /**< A callback blocks, or has blocked. */
-    atomic_bool shown;   /**< The progress callback was called. */
     atomic_uint asked;   /**< Number of calls of the interrupt callback. */
     uint64_t last_asked; /**< Time of the last call. */
-    uint64_t ended;      /**< Time when it returned true. */
+    uint64_t ended;      /**< Time when the callback returned true. */
     bool too_often;      /**< Two calls came within 50 ms. */
-    pthread_t thread;    /**< The thread of the first call. */
-    bool other_thread;   /**< Another thread called it too. */
+    pthread_t thread;    /**< The thread that made the first call. */
+    bool other_thread;   /**< True if another thread has called it too. */
 } side;
 
-static void wait_for(atomic_bool *what) {
-    for (int i = 0; i < HELD_MS && !atomic_load(what); i++) {
+/** Waits a while. Called by callbacks, which cannot fail the test. @return true if it is set. */
+static bool wait_for(atomic_bool *what) {
+    for (int i = 0; i < HELD_MS && !atomic_load(what) && !ferry_is_over(); i++) {
         usleep(1000);
     }
-    assert_true(atomic_load(what));
+    return atomic_load(what);
 }
 
 static void hold(side *own) {
@@ -59,24 +59,23 @@ static bool interrupt(void *context) {
     return ends;
 }
 
-static void show(void *context, const wherry_progress *progress) {
-    (void)progress;
-    side *own = context;
-    atomic_store(&own->shown, true);
-    hold(own);
-}
+#define ALL_BYTES "receiver has all bytes" /* The source has not confirmed the bytes yet. */
+#define FIRST_CHUNK "receiver opened a chunk"
 
-/** The side to block when it has all bytes, before it confirms them. Set before threads start. */
-static side *held_with_all;
+/** The receiver to block, and the point where it blocks. Set before threads start. */
+static side *held_side;
+static const char *held_point;
 
 static void hold_at_point(const char *name) {
-    if (strcmp(name, "receiver has all bytes") == 0) {
-        hold(held_with_all);
+    if (strcmp(name, held_point) == 0) {
+        hold(held_side);
     }
 }
 
-static void hold_with_all(side *receiver) {
-    held_with_all = receiver;
+/** @param receiver NULL: no receiver is blocked any more. */
+static void hold_receiver(side *receiver, const char *point) {
+    held_side = receiver;
+    held_point = point;
     wh_point_hook = receiver ? hold_at_point : NULL;
 }
 
@@ -98,7 +97,9 @@ static void expect_interrupted(const ferry_call *call, const side *own, uint64_t
     assert_true(pthread_equal(own->thread, call->thread));
 }
 
-/** A call without a peer asks regularly and ends when told. */
+/**
+ * A call without a peer asks the interrupt callback regularly, and ends soon after it returns true.
+ */
 static void test_interrupt_ends_a_call_without_a_peer(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -157,8 +158,8 @@ static void test_interrupt_ends_the_source(void **state) {
     side sender = {.ends = &receiver.held};
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
     ask(calls, &sender);
-    hold_with_all(&receiver);
-    /* needed if the group cannot buffer the source's last message */
+    hold_receiver(&receiver, ALL_BYTES);
+    /* This is needed if the group cannot buffer the source's last message. */
     calls[1].options.no_progress_ms = 1500;
     ferry_start(calls);
     ferry_start(calls + 1);
@@ -166,14 +167,14 @@ static void test_interrupt_ends_the_source(void **state) {
     expect_interrupted(calls, &sender, wh_clock_now());
     atomic_store(&over, true);
     ferry_join(calls + 1);
-    hold_with_all(NULL);
+    hold_receiver(NULL, NULL);
     assert_true(calls[1].status == WHERRY_REVOKED || calls[1].status == WHERRY_TIMED_OUT);
     ferry_one(&world, source, NULL, NULL, 0);
     wherry_value_destroy(source);
     ferry_close(&world);
 }
 
-/** Interrupts the receiver while the source is blocked in its first progress callback. */
+/** Interrupts the receiver while bytes are moving and the source is blocked in its callback. */
 static void test_interrupt_ends_the_receiver(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -181,21 +182,21 @@ static void test_interrupt_ends_the_receiver(void **state) {
     atomic_bool over = false;
     side sender = {.waits = &over};
     side receiver = {.ends = &sender.held};
-    side shows = {.waits = &sender.held};
-    sender.begins = &shows.shown;
+    side opens = {.waits = &sender.held};
+    sender.begins = &opens.held;
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
     ask(calls, &sender);
     ask(calls + 1, &receiver);
-    calls[1].options.progress = show;
-    calls[1].options.progress_context = &shows;
+    hold_receiver(&opens, FIRST_CHUNK);
     calls[0].options.no_progress_ms =
-        1500; /* a source that pushes in the calling thread does not read messages meanwhile */
+        1500; /* A source that pushes in the calling thread does not read messages meanwhile. */
     ferry_start(calls);
     ferry_start(calls + 1);
     ferry_join(calls + 1);
     expect_interrupted(calls + 1, &receiver, wh_clock_now());
     atomic_store(&over, true);
     ferry_join(calls);
+    hold_receiver(NULL, NULL);
     /* The source may learn that all bytes arrived before it learns that the receiver gave up. */
     assert_true(calls[0].status == WHERRY_ABORTED || calls[0].status == WHERRY_OK ||
                 calls[0].status == WHERRY_TIMED_OUT);
@@ -216,11 +217,11 @@ static void test_cancel_ends_both_sides_in_the_middle(void **state) {
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
     must(wherry_cancel_create(&cancel, &error));
     calls[0].options.cancel = cancel;
-    hold_with_all(&receiver);
+    hold_receiver(&receiver, ALL_BYTES);
     calls[1].options.no_progress_ms = 1500;
     ferry_start(calls);
     ferry_start(calls + 1);
-    wait_for(&receiver.held);
+    assert_true(wait_for(&receiver.held));
     uint64_t begin = wh_clock_now();
     wherry_cancel_request(cancel);
     ferry_join(calls);
@@ -228,7 +229,7 @@ static void test_cancel_ends_both_sides_in_the_middle(void **state) {
     assert_int_equal(calls[0].status, WHERRY_CANCELLED);
     atomic_store(&over, true);
     ferry_join(calls + 1);
-    hold_with_all(NULL);
+    hold_receiver(NULL, NULL);
     assert_true(calls[1].status == WHERRY_REVOKED || calls[1].status == WHERRY_TIMED_OUT);
     wherry_cancel_destroy(cancel);
     wherry_value_destroy(source);
@@ -375,7 +376,9 @@ static void damage(const wherry_value *target, uint64_t offset) {
     ((char *)wherry_storage_data(large->storage))[offset] ^= 1;
 }
 
-/** Only chunks that differ move: none, one, those of small tensors, all. */
+/**
+ * Only chunks that differ move. The cases: no chunk differs, one, the chunks of small tensors, all.
+ */
 static void test_only_chunks_that_differ_move(void **state) {
     (void)state;
     enum { CHUNK = 4 << 20 };
@@ -416,7 +419,7 @@ static void test_chunks_that_cannot_be_compared_move(void **state) {
     int64_t strides[] = {200, 1};
     wherry_storage *storages[] = {build_storage(512 * 200, 1), build_storage(512 * 200, 1)};
     wherry_value *states[2];
-    /* every second block of 100 bytes; the gaps are transferred too */
+    /* Every second block of 100 bytes is in the tensor. The gaps are transferred too. */
     for (int i = 0; i < 2; i++) {
         states[i] = build_dict("w", build_tensor(storages[i], WHERRY_U8, 0, 2, rows, strides), NULL);
     }
@@ -464,7 +467,7 @@ static void test_cancel_while_comparing_writes_nothing(void **state) {
 
 typedef struct acceptance {
     wherry_value *target; /**< Created when the offer arrives. */
-    uint64_t nbytes;      /**< Size of the target; 0: that of the offer. */
+    uint64_t nbytes;      /**< Size of the target; 0: the size of the offered state. */
 } acceptance;
 
 /** Creates a target for the offer. */
@@ -517,29 +520,61 @@ static void test_receiver_can_choose_a_target_for_the_offer(void **state) {
     ferry_close(&world);
 }
 
-/** If ranks cannot come back, calls do not wait for a rank that has left. */
+/** If ranks cannot come back, or if the caller says so, sends do not wait for one that has left. */
 static void test_calls_fail_at_once_if_the_rank_has_left(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    if (!wh_group_can(world.groups[0], WH_GROUP_REJOIN)) {
-        wherry_value *source = ferry_tensor(5000, 1);
-        wherry_transport_destroy(world.transports[2]);
-        wh_group_destroy(world.groups[2]);
-        world.transports[2] = NULL;
-        world.groups[2] = NULL;
-        for (int i = 0; i < 2; i++) {
-            ferry_call calls[] = {ferry_send(&world, 0, 2, source), ferry_receive(&world, 1, 0)};
-            calls[0].ranks[1] = 1;
-            calls[0].count = 2;
-            ferry_run(calls, 2);
+    wherry_value *source = ferry_tensor(5000, 1);
+    wherry_transport_destroy(world.transports[2]);
+    wh_group_destroy(world.groups[2]);
+    world.transports[2] = NULL;
+    world.groups[2] = NULL;
+    for (int i = 0; i < 2; i++) {
+        ferry_call calls[] = {ferry_send(&world, 0, 2, source), ferry_receive(&world, 1, 0)};
+        calls[0].ranks[1] = 1;
+        calls[0].count = 2;
+        if (wh_group_can(world.groups[0], WH_GROUP_REJOIN)) {
+            calls[0].options.flags |= WHERRY_SEND_PRESENT;
+        }
+        ferry_run(calls, 2);
+        ferry_expect_ok(calls + 1);
+        wherry_value_destroy(calls[1].received);
+        assert_int_equal(calls[0].status, WHERRY_PEER_LOST);
+        assert_int_equal(calls[0].outcomes[0].error.rank, 2);
+        assert_int_equal(calls[0].outcomes[1].status, WHERRY_OK);
+    }
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** For options.check: the state has changed if *context is true. */
+static wherry_status has_changed(void *context, wherry_error *why) {
+    *why = (wherry_error){.status = WHERRY_CORRUPT, .rank = -1, .message = "the file has changed"};
+    return *(bool *)context ? WHERRY_CORRUPT : WHERRY_OK;
+}
+
+static void test_a_state_that_has_changed_is_not_released(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_large_state(1);
+    for (int changed = 1; changed >= 0; changed--) {
+        bool answer = changed;
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[0].options.check = has_changed;
+        calls[0].options.check_context = &answer;
+        ferry_run(calls, 2);
+        if (changed) {
+            assert_int_equal(calls[1].status, WHERRY_REVOKED);
+            assert_non_null(strstr(calls[1].error.message, "the file has changed"));
+            assert_int_equal(calls[0].status, WHERRY_CORRUPT);
+            assert_non_null(strstr(calls[0].error.message, "the file has changed"));
+        } else {
+            ferry_expect_ok(calls);
             ferry_expect_ok(calls + 1);
             wherry_value_destroy(calls[1].received);
-            assert_int_equal(calls[0].status, WHERRY_PEER_LOST);
-            assert_int_equal(calls[0].outcomes[0].error.rank, 2);
-            assert_int_equal(calls[0].outcomes[1].status, WHERRY_OK);
         }
-        wherry_value_destroy(source);
     }
+    wherry_value_destroy(source);
     ferry_close(&world);
 }
 
@@ -557,5 +592,6 @@ const struct CMUnitTest ferry_option_cases[] = {
     cmocka_unit_test(test_cancel_while_comparing_writes_nothing),
     cmocka_unit_test(test_receiver_can_choose_a_target_for_the_offer),
     cmocka_unit_test(test_calls_fail_at_once_if_the_rank_has_left),
+    cmocka_unit_test(test_a_state_that_has_changed_is_not_released),
 };
 const size_t ferry_option_case_count = sizeof(ferry_option_cases) / sizeof(*ferry_option_cases);

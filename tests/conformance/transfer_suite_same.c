@@ -149,9 +149,7 @@ static void compare_storages(const wherry_value *one, const wherry_value *other)
     wherry_prepared_destroy(b);
 }
 
-/**
- * With equal states nothing is matched, and the result is byte for byte the same as with matching.
- */
+/** With equal states, the plan matches no paths. The result is the same as with matching. */
 static void test_equal_states_give_the_same_bytes_without_matching(void **state) {
     (void)state;
     enum { AS_RANK = 5 };
@@ -172,7 +170,7 @@ static void test_equal_states_give_the_same_bytes_without_matching(void **state)
         calls[2].options.target = ferry_target;
         calls[2].options.target_context = targets[1];
         for (size_t k = 0; k < 3; k++) {
-            calls[k].options.rank = AS_RANK; /* the rank that decides the local boxes */
+            calls[k].options.rank = AS_RANK; /* The rank decides which boxes are local. */
         }
         ferry_run(calls, 3);
         for (size_t k = 0; k < 3; k++) {

@@ -2,9 +2,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/error.h"
 #include "conformance/transfer_suite.h"
 #include "conformance/transfer_world.h"
 #include "support/asleep.h"
+#include "transfer/message.h"
 
 enum { STEP = 5, PROMPT_MS = 3000 };
 
@@ -32,7 +34,7 @@ static void trio_open(trio *t, uint8_t first_seed, uint8_t second_seed) {
 static void trio_run(trio *t) {
     ferry_start(t->sends);
     ferry_start(t->sends + 1);
-    wh_await_asleep(getpid()); /* both are inside their sends, and answer at once */
+    wh_await_asleep(getpid()); /* Both sources are inside their sends, and answer at once. */
     ferry_start(&t->receive);
     ferry_join(&t->receive);
     ferry_join(t->sends);
@@ -63,7 +65,7 @@ static void test_two_sources_send_one_state(void **state) {
         trio t;
         trio_open(&t, 3, 3);
         t.receive.options.verify = (wherry_verify)verify;
-        bool swapped = verify % 2; /* the order of the ranks does not matter */
+        bool swapped = verify % 2; /* The order of the ranks does not matter. */
         t.receive.ranks[0] = swapped;
         t.receive.ranks[1] = !swapped;
         trio_run(&t);
@@ -113,7 +115,7 @@ static void test_a_source_that_does_not_send_is_left_out(void **state) {
     expect_received(&t, t.states[0]);
     assert_int_equal(t.receive.stats.sources[1].bytes, 0);
     assert_int_equal(t.receive.stats.sources[1].status, WHERRY_TIMED_OUT);
-    /* its send, which comes too late, is not needed, and returns at once */
+    /* Its send comes too late and is not needed, so it returns at once. */
     uint64_t begin = wh_clock_now();
     ferry_start(t.sends + 1);
     ferry_join(t.sends + 1);
@@ -123,7 +125,10 @@ static void test_a_source_that_does_not_send_is_left_out(void **state) {
     trio_close(&t);
 }
 
-/** A send of another step does not take the answer that was meant for the step before. */
+/**
+ * Rank 1 sends a later step. The receiver's answer about the previous step, which rank 1 did not
+ * send, does not end that send.
+ */
 static void test_a_later_step_is_awaited(void **state) {
     (void)state;
     trio t;
@@ -201,8 +206,9 @@ static void test_sources_with_different_layouts(void **state) {
     t.sends[1].state = t.states[1];
     trio_run(&t);
     assert_int_equal(t.receive.status, WHERRY_MISMATCH);
-    /* either may be the first to offer */
-    assert_true(strstr(t.receive.error.message, "ranks 0 and 1") || strstr(t.receive.error.message, "ranks 1 and 0"));
+    /* Either source may offer first. */
+    assert_true(strstr(t.receive.error.message, "rank 0 and rank 1") ||
+                strstr(t.receive.error.message, "rank 1 and rank 0"));
     trio_close(&t);
 }
 
@@ -288,6 +294,33 @@ static void test_a_source_is_cancelled(void **state) {
     }
 }
 
+/** For options.check. */
+static wherry_status always_changed(void *context, wherry_error *why) {
+    (void)context;
+    *why = (wherry_error){.status = WHERRY_CORRUPT, .rank = -1, .message = "it has changed"};
+    return WHERRY_CORRUPT;
+}
+
+/** Chunks from a source whose state has changed count only if the other source confirms them. */
+static void test_a_source_has_changed(void **state) {
+    (void)state;
+    for (int victim = 0; victim < 2; victim++) {
+        trio t;
+        trio_open(&t, 3, 3);
+        t.sends[victim].options.check = always_changed;
+        trio_run(&t);
+        expect_received(&t, t.states[0]);
+        ferry_expect_ok(t.sends + !victim);
+        trio_close(&t);
+    }
+    trio t;
+    trio_open(&t, 3, 3);
+    t.sends[0].options.check = t.sends[1].options.check = always_changed;
+    trio_run(&t);
+    assert_int_equal(t.receive.status, WHERRY_REVOKED);
+    trio_close(&t);
+}
+
 static void test_both_sources_are_cancelled(void **state) {
     (void)state;
     trio t;
@@ -303,7 +336,7 @@ static void test_both_sources_are_cancelled(void **state) {
     wherry_cancel_destroy(cancel);
 }
 
-/** One of two sources has part of the answer only later. */
+/** One of two sources begins to send later than the other one. */
 static void test_a_source_comes_late(void **state) {
     (void)state;
     trio t;
@@ -337,6 +370,175 @@ static void test_two_sources_compare_first(void **state) {
     wherry_value_destroy(target);
 }
 
+/* ---- sources in different groups ---- */
+
+/** Rank 0 of each of two groups sends to rank 2, which is the same receiver in both groups. */
+static void pair_open(trio *t, ferry_world *other, uint8_t second_seed) {
+    trio_open(t, 3, second_seed);
+    *other = ferry_open();
+    t->sends[1] = ferry_send(other, 0, 2, t->states[1]);
+    t->sends[1].options.step = STEP;
+    t->receive.ranks[1] = 0;
+    t->receive.transports[0] = t->world.transports[2];
+    t->receive.transports[1] = other->transports[2];
+}
+
+static void test_sources_in_two_groups(void **state) {
+    (void)state;
+    for (int verify = WHERRY_VERIFY_DEFAULT; verify <= WHERRY_VERIFY_ALL; verify++) {
+        trio t;
+        ferry_world other;
+        pair_open(&t, &other, 3);
+        t.receive.options.verify = (wherry_verify)verify;
+        trio_run(&t);
+        expect_received(&t, t.states[0]);
+        ferry_expect_ok(t.sends);
+        ferry_expect_ok(t.sends + 1);
+        const wherry_stats *stats = &t.receive.stats;
+        assert_int_equal(stats->source_count, 2);
+        assert_int_equal(stats->sources[0].bytes + stats->sources[1].bytes, stats->bytes_moved);
+        assert_true(stats->sources[0].status == WHERRY_OK && stats->sources[1].status == WHERRY_OK);
+        trio_close(&t);
+        ferry_close(&other);
+    }
+}
+
+static void test_only_one_of_two_groups_sends(void **state) {
+    (void)state;
+    for (int sender = 0; sender < 2; sender++) {
+        trio t;
+        ferry_world other;
+        pair_open(&t, &other, 3);
+        ferry_start(&t.receive);
+        ferry_start(t.sends + sender);
+        ferry_join(&t.receive);
+        ferry_join(t.sends + sender);
+        expect_received(&t, t.states[sender]);
+        assert_int_equal(t.receive.stats.sources[!sender].status, WHERRY_TIMED_OUT);
+        trio_close(&t);
+        ferry_close(&other);
+    }
+}
+
+static void test_sources_in_two_groups_differ(void **state) {
+    (void)state;
+    trio t;
+    ferry_world other;
+    pair_open(&t, &other, 4);
+    t.receive.options.verify = WHERRY_VERIFY_ALL;
+    trio_run(&t);
+    assert_int_equal(t.receive.status, WHERRY_MISMATCH);
+    assert_non_null(strstr(t.receive.error.message, "rank 0"));
+    assert_non_null(strstr(t.receive.error.message, "the other server"));
+    trio_close(&t);
+    ferry_close(&other);
+}
+
+/** The receiver loses one of its groups: the source in the other one delivers everything. */
+static void test_one_of_two_groups_is_closed(void **state) {
+    (void)state;
+    for (int closed = 0; closed < 2; closed++) {
+        trio t;
+        ferry_world other;
+        pair_open(&t, &other, 3);
+        ferry_start(&t.receive);
+        wh_await_asleep(getpid());
+        wh_mailbox_close((closed ? &other : &t.world)->groups[2]->mailbox);
+        ferry_start(t.sends + !closed);
+        ferry_join(&t.receive);
+        ferry_join(t.sends + !closed);
+        expect_received(&t, t.states[0]);
+        ferry_expect_ok(t.sends + !closed);
+        assert_int_equal(t.receive.stats.sources[closed].status, WHERRY_CLOSED);
+        trio_close(&t);
+        ferry_close(&other);
+    }
+}
+
+/* ---- a source that takes no messages ---- */
+
+static const wh_group_backend *former;
+
+/** Rank 0 does not take the plan. */
+static wherry_status send_no_plan(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
+                                  wh_deadline deadline, const wh_stop *stop, wherry_error *e) {
+    if (rank != 0 || !size || *(const uint8_t *)bytes != WH_PLAN) {
+        return former->send(group, rank, tag, bytes, size, deadline, stop, e);
+    }
+    while (!wh_deadline_passed(deadline)) {
+        usleep(1000);
+    }
+    return wh_fail(e, WHERRY_TIMED_OUT, "it takes no messages");
+}
+
+/**
+ * A receiver with several sources gives up such a source much sooner than a receiver with only one.
+ */
+static void test_a_source_takes_no_messages(void **state) {
+    (void)state;
+    trio t;
+    wh_group_backend deaf;
+    trio_open(&t, 3, 3);
+    wh_group *group = t.world.groups[2];
+    former = group->ops;
+    deaf = *former;
+    deaf.send = send_no_plan;
+    group->ops = &deaf;
+    t.receive.options.no_progress_ms = FERRY_MS;
+    trio_run(&t);
+    group->ops = former;
+    expect_received(&t, t.states[1]);
+    ferry_expect_ok(t.sends + 1);
+    const wherry_source_stats *sources = t.receive.stats.sources;
+    if (sources[1].bytes == t.receive.stats.bytes_moved && sources[0].status != WHERRY_OK) {
+        assert_int_equal(sources[0].status, WHERRY_TIMED_OUT);
+        assert_int_equal(t.sends[0].status, WHERRY_ABORTED);
+    } else {
+        /* The receiver did not ask this source. */
+        assert_true(sources[0].status == WHERRY_OK && !sources[0].bytes);
+    }
+    assert_true(t.receive.stats.total_seconds < 1e-3 * FERRY_MS / 2);
+    trio_close(&t);
+}
+
+/* ---- digests ---- */
+
+static _Atomic int comparisons[2]; /* Number of COMPARE messages, by the value of `strong`. */
+
+static wherry_status send_and_look(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
+                                   wh_deadline deadline, const wh_stop *stop, wherry_error *e) {
+    wh_note note;
+    if (size && *(const uint8_t *)bytes == WH_COMPARE) {
+        must(wh_note_decode(bytes, size, &note, e));
+        comparisons[note.strong]++;
+    }
+    return former->send(group, rank, tag, bytes, size, deadline, stop, e);
+}
+
+/** Weak digests decide only if both sources are known to be on this host. */
+static void test_digests_over_networks_are_strong(void **state) {
+    (void)state;
+    trio t;
+    wh_group_backend watched;
+    trio_open(&t, 3, 3);
+    wh_group *group = t.world.groups[2];
+    former = group->ops;
+    watched = *former;
+    watched.send = send_and_look;
+    group->ops = &watched;
+    t.receive.options.verify = WHERRY_VERIFY_ALL;
+    comparisons[0] = comparisons[1] = 0;
+    trio_run(&t);
+    expect_received(&t, t.states[0]);
+    wherry_group_link links[2] = {{.local = false}};
+    bool local = former->describe && former->describe(group, 0, links, NULL) == WHERRY_OK && links[0].local &&
+                 former->describe(group, 1, links + 1, NULL) == WHERRY_OK && links[1].local;
+    assert_true(comparisons[!local] > 0);
+    assert_int_equal(comparisons[local], 0);
+    group->ops = former;
+    trio_close(&t);
+}
+
 const struct CMUnitTest ferry_several_cases[] = {
     cmocka_unit_test(test_two_sources_send_one_state),
     cmocka_unit_test(test_two_sources_into_a_target),
@@ -349,9 +551,16 @@ const struct CMUnitTest ferry_several_cases[] = {
     cmocka_unit_test(test_sources_with_different_bytes),
     cmocka_unit_test(test_several_sources_need_a_step),
     cmocka_unit_test(test_a_source_is_cancelled),
+    cmocka_unit_test(test_a_source_has_changed),
     cmocka_unit_test(test_both_sources_are_cancelled),
     cmocka_unit_test(test_a_source_comes_late),
     cmocka_unit_test(test_two_sources_compare_first),
+    cmocka_unit_test(test_sources_in_two_groups),
+    cmocka_unit_test(test_only_one_of_two_groups_sends),
+    cmocka_unit_test(test_sources_in_two_groups_differ),
+    cmocka_unit_test(test_one_of_two_groups_is_closed),
+    cmocka_unit_test(test_a_source_takes_no_messages),
+    cmocka_unit_test(test_digests_over_networks_are_strong),
 };
 
 const size_t ferry_several_case_count = sizeof(ferry_several_cases) / sizeof(*ferry_several_cases);

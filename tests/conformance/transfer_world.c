@@ -1,6 +1,10 @@
 #include "conformance/transfer_world.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <unistd.h>
+
+#include "base/point.h"
 
 const wh_group_kind *ferry_kind;
 const char *ferry_lane;
@@ -71,6 +75,80 @@ ferry_call ferry_receive_from_two(const ferry_world *world) {
     return call;
 }
 
+/** Receives from several sources, in one group or in several. */
+static wherry_status receive_from(ferry_call *call, wherry_value **received_p) {
+    if (!call->transports[0]) {
+        return wherry_checkpoint_recv_from(call->transport, call->ranks, call->source_count, &call->options, received_p,
+                                           &call->error);
+    }
+    wherry_source sources[FERRY_RANKS];
+    for (size_t i = 0; i < call->source_count; i++) {
+        sources[i] = (wherry_source){call->transports[i], call->ranks[i], i ? "the other server" : NULL};
+    }
+    return wherry_checkpoint_recv_sources(sources, call->source_count, &call->options, received_p, &call->error);
+}
+
+/* ---- the end of a case ---- */
+
+wherry_cancel *ferry_withdraw;
+static atomic_int running;
+static atomic_bool over;
+
+void ferry_note_begin(void) {
+    atomic_fetch_add(&running, 1);
+}
+
+void ferry_note_end(void) {
+    atomic_fetch_sub(&running, 1);
+}
+
+bool ferry_is_over(void) {
+    return atomic_load(&over);
+}
+
+static int begin_case(void **state) {
+    (void)state;
+    atomic_store(&over, false);
+    return 0;
+}
+
+/**
+ * Runs the case deep in the stack. If the case fails, its calls still use its part of the stack
+ * while cmocka continues above.
+ */
+static void run_case(void **state) {
+    volatile char room_of_cmocka[1 << 16];
+    room_of_cmocka[0] = 0;
+    (*(const CMUnitTestFunction *)*state)(state);
+    /* This use of the array keeps it on the stack until here. */
+    assert_int_equal(room_of_cmocka[0], 0);
+}
+
+static int end_case(void **state) {
+    (void)state;
+    wh_point_hook = NULL;
+    atomic_store(&over, true);
+    if (ferry_withdraw) {
+        wherry_cancel_request(ferry_withdraw);
+        ferry_withdraw = NULL;
+    }
+    for (int i = 0; i < 2 * FERRY_MS && atomic_load(&running); i++) {
+        usleep(1000);
+    }
+    return atomic_load(&running) ? -1 : 0;
+}
+
+int ferry_run_cases(const char *name, struct CMUnitTest *cases, size_t count) {
+    CMUnitTestFunction *functions = calloc(count, sizeof(*functions));
+    for (size_t i = 0; i < count; i++) {
+        functions[i] = cases[i].test_func;
+        cases[i] = (struct CMUnitTest){cases[i].name, run_case, begin_case, end_case, functions + i};
+    }
+    int failed = _cmocka_run_group_tests(name, cases, count, NULL, NULL);
+    free(functions);
+    return failed;
+}
+
 static void *run(void *context) {
     ferry_call *call = context;
     if (call->count) {
@@ -79,16 +157,16 @@ static void *run(void *context) {
     } else {
         call->options.stats = call->options.stats ? call->options.stats : &call->stats;
         wherry_value **received_p = call->in_target ? NULL : &call->received;
-        call->status =
-            call->source_count
-                ? wherry_checkpoint_recv_from(call->transport, call->ranks, call->source_count, &call->options,
-                                              received_p, &call->error)
-                : wherry_checkpoint_recv(call->transport, call->ranks[0], &call->options, received_p, &call->error);
+        call->status = call->source_count ? receive_from(call, received_p)
+                                          : wherry_checkpoint_recv(call->transport, call->ranks[0], &call->options,
+                                                                   received_p, &call->error);
     }
+    ferry_note_end();
     return NULL;
 }
 
 void ferry_start(ferry_call *call) {
+    ferry_note_begin();
     assert_int_equal(pthread_create(&call->thread, NULL, run, call), 0);
 }
 

@@ -11,10 +11,11 @@
 #include "conformance/transfer_suite.h"
 #include "lane/lanes.h"
 #include "support/build.h"
+#include "support/process_job.h"
 #include "support/random_state.h"
 #include "transfer/serve.h"
 
-enum { FERRY_RANKS = 3, FERRY_MS = 20000 };
+enum { FERRY_RANKS = 3, FERRY_MS = 20000 * JOB_SLOW };
 
 typedef struct ferry_world {
     void *place;
@@ -36,11 +37,14 @@ wherry_transfer_options ferry_options(void);
 typedef struct ferry_call {
     wherry_transport *transport;
     int32_t ranks[FERRY_RANKS]; /**< Destinations or sources. */
-    size_t count;               /**< Destinations; 0: receive. */
-    /** Receive: sources; 0: one, received with wherry_checkpoint_recv. */
+    size_t count;               /**< Number of destinations; 0 for a receive. */
+    /** For a receive: number of sources; 0 means one source and wherry_checkpoint_recv. */
     size_t source_count;
-    const wherry_value *state; /**< Send: the state. */
-    bool in_target;            /**< Receive: only into the target, without a returned state. */
+    /** For a receive: the transport of each source's group; NULL means `transport` for all. */
+    wherry_transport *transports[FERRY_RANKS];
+    const wherry_value *state; /**< For a send: the state. */
+    /** For a receive: only into the target, without a returned state. */
+    bool in_target;
     wherry_value *received;
     wherry_transfer_options options;
     wherry_status status;
@@ -59,9 +63,29 @@ ferry_call ferry_receive_from_two(const ferry_world *world);
 /** Runs calls concurrently and waits for them. */
 void ferry_run(ferry_call *calls, size_t count);
 
-/** Start one call; wait for it. */
+/** ferry_start starts one call; ferry_join waits for it. */
 void ferry_start(ferry_call *call);
 void ferry_join(ferry_call *call);
+
+/**
+ * Called by a thread that uses the stack of the case, when it begins and when it ends. ferry_start
+ * does this by itself.
+ */
+void ferry_note_begin(void);
+void ferry_note_end(void);
+
+/** True once the case has ended. Threads that are held then continue. */
+bool ferry_is_over(void);
+
+/**
+ * Runs cases. After a failed assertion no hook is left, held threads continue, `ferry_withdraw` is
+ * requested, and the calls of the case end before the next case begins. @return the number of
+ * cases that failed.
+ */
+int ferry_run_cases(const char *name, struct CMUnitTest *cases, size_t count);
+
+/** What ends calls that have no time limit. Cases set it and reset it. */
+extern wherry_cancel *ferry_withdraw;
 
 /** For options.target: returns the value options.target_context. */
 wherry_status ferry_target(void *context, const wherry_value **target_p);
@@ -96,8 +120,8 @@ wherry_value *ferry_expected(const wherry_value *source, const wherry_value *tar
 wherry_value *ferry_shard_of_eleven(uint8_t seed);
 
 /**
- * More cases: options (transfer_suite_options.c), equal states (transfer_suite_same.c) and several
- * sources (transfer_suite_several.c).
+ * More cases: options (transfer_suite_options.c), equal states (transfer_suite_same.c), several
+ * sources (transfer_suite_several.c) and serving (transfer_suite_serve.c).
  */
 extern const struct CMUnitTest ferry_option_cases[];
 extern const size_t ferry_option_case_count;
@@ -105,5 +129,7 @@ extern const struct CMUnitTest ferry_same_cases[];
 extern const size_t ferry_same_case_count;
 extern const struct CMUnitTest ferry_several_cases[];
 extern const size_t ferry_several_case_count;
+extern const struct CMUnitTest ferry_serve_cases[];
+extern const size_t ferry_serve_case_count;
 
 #endif

@@ -21,7 +21,7 @@
 /** The accessible host address of a byte of device memory; NULL if it is not device memory. */
 void *fake_cuda_shadow(const void *address);
 
-/** As fake_cuda_shadow. *part_p is how many of the `size` bytes are in the same allocation. */
+/** Like fake_cuda_shadow. *part_p is how many of the `size` bytes are in the same allocation. */
 void *fake_cuda_shadow_part(const void *address, size_t size, size_t *part_p);
 
 /**

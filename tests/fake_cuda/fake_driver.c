@@ -22,7 +22,8 @@ static uint64_t fail_number;
 static int fail_result;
 static atomic_int fault;
 static atomic_uint retained;
-static pid_t process; /* the process that called cuInit; the driver does not work after a fork */
+/* The process that called cuInit. The driver does not work in a fork of it. */
+static pid_t process;
 static _Thread_local fake_context *stack[STACK_MAX];
 static _Thread_local int depth;
 

@@ -41,13 +41,13 @@ typedef struct fake_block {
     size_t size;
     int device;
     int fd;         /**< The memfd. */
-    bool imported;  /**< It belongs to another process. */
-    bool mapped;    /**< Mapped from a handle. */
+    bool imported;  /**< True if it belongs to another process. */
+    bool mapped;    /**< True if it was mapped from a handle. */
     unsigned reach; /**< Devices that can access it, one bit per device. */
     struct fake_block *next;
 } fake_block;
 
-/** A physical allocation: cuMemCreate. */
+/** A physical allocation, made by cuMemCreate. */
 typedef struct fake_handle {
     int fd;
     size_t size;
@@ -71,7 +71,7 @@ bool fake_setting(const char *name);
 /** Accessible address of [address, address + size). Sets *kind_p. NULL: not within one block. */
 void *fake_resolve(const void *address, size_t size, fake_kind *kind_p);
 
-/** As fake_resolve. *part_p is how many of the `size` bytes are in the same block. */
+/** Like fake_resolve. *part_p is how many of the `size` bytes are in the same block. */
 void *fake_resolve_part(const void *address, size_t size, size_t *part_p);
 
 /**

@@ -204,7 +204,7 @@ static char *next_address(size_t size) {
     enum { PAGE = 4096 };
     static char *next;
     static char *end;
-    /* the thread sanitizer leaves little more address space */
+    /* The thread sanitizer leaves little more address space. */
     const size_t least = (size_t)1 << 36;
     pthread_mutex_lock(&lock);
     if (!next || (size_t)(end - next) < size) {
@@ -258,7 +258,7 @@ int cuMemAlloc_v2(uint64_t *address, size_t size) {
     }
     fake_block *block = make_block(fd, size, fake_current_device(), NULL);
     block->reach = 1U << fake_current_device();
-    memset(block->shadow, 0xA5, size); /* new memory has arbitrary content */
+    memset(block->shadow, 0xA5, size); /* New memory has arbitrary content. */
     add(block);
     *address = (uint64_t)(uintptr_t)block->address;
     return OK;
@@ -321,19 +321,19 @@ int cuPointerGetAttribute(void *data, int attribute, uint64_t address) {
         return INVALID_VALUE;
     }
     switch (attribute) {
-    case 2: /* memory type */
+    case 2: /* type of the memory */
         *(unsigned *)data = copy.kind == FAKE_DEVICE ? 2 : 1;
         return OK;
     case 9: /* device */
         *(int *)data = copy.device;
         return OK;
-    case 10: /* whether it has a handle */
+    case 10: /* true if the memory has a handle */
         *(int *)data = !copy.mapped;
         return OK;
     case 18: /* size of the mapping */
         *(size_t *)data = copy.size;
         return OK;
-    case 19: /* its address */
+    case 19: /* address of the mapping */
         *(uint64_t *)data = (uint64_t)(uintptr_t)copy.address;
         return OK;
     default:

@@ -11,8 +11,8 @@
 
 /** Protected by events_lock. */
 typedef struct fake_event {
-    unsigned long recorded; /**< How often it was put on a stream. */
-    unsigned long reached;  /**< How often a stream reached it. */
+    unsigned long recorded; /**< Number of times that the event was put on a stream. */
+    unsigned long reached;  /**< Number of times that a stream has reached the event. */
     bool destroyed;         /**< It is freed once reached == recorded. */
 } fake_event;
 
@@ -286,7 +286,7 @@ int cuMemcpyAsync(uint64_t to, uint64_t from, size_t size, void *stream) {
     fake_stream *own = stream_of(stream, fake_current_device());
     put(own, (work){.kind = COPY, .to = to, .from = from, .size = size, .count = pageable});
     if (pageable) {
-        drain(own); /* the driver also waits here, because it copies through its own memory */
+        drain(own); /* The driver also waits here, because it copies through its own memory. */
     }
     return OK;
 }

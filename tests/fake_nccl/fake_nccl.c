@@ -44,10 +44,10 @@ typedef struct comm {
     unique name;
     int fd;
     int listener;
-    atomic_bool met;   /**< The thread that connects has ended, successfully or not. */
+    atomic_bool met;   /**< True if the thread that connects has ended, successfully or not. */
     atomic_int result; /**< The result of ncclCommGetAsyncError. */
     atomic_bool aborted;
-    atomic_int references; /**< One for the owner and one per message. */
+    atomic_int references; /**< One reference for the owner and one per message. */
     struct operation *pending;
     int polls; /**< Number of queries about `pending`. */
 } comm;
@@ -368,7 +368,7 @@ static void work(void *context) {
         atomic_compare_exchange_strong(&c->result, &fine, fault);
     }
     while ((fault != OK || stalls()) && !atomic_load(&c->aborted)) {
-        usleep(LOOK_MS * 1000); /* as a kernel that waits for its peer */
+        usleep(LOOK_MS * 1000); /* Waits, as a kernel waits for its peer. */
     }
     release(c);
     free(o);

@@ -18,8 +18,8 @@
 
 enum { STATES = 25 };
 
-static long allocations; /* so far */
-static long live;        /* not freed */
+static long allocations; /* allocations made so far */
+static long live;        /* blocks not freed yet */
 static long failing;     /* the number of the allocation that fails; -1: none */
 
 static int fails(void) {

@@ -13,8 +13,9 @@
 #include "group/callback/callback.h"
 #include "lane/blocks/blocks_internal.h"
 #include "support/callback_hub.h"
+#include "support/process_job.h"
 
-enum { RANKS = 4, BODY = (22 << 20) + 5, CHUNKS = 6, SOON_MS = 5000, STALE_MS = 1500, AFTER = 2 };
+enum { RANKS = 4, BODY = (22 << 20) + 5, CHUNKS = 6, SOON_MS = 5000 * JOB_SLOW, STALE_MS = 1500 * JOB_SLOW, AFTER = 2 };
 
 /**
  * Blocks of up to 8 MiB have chunks 0 and 1; 2 and 3; 4; and 5, which also has the beginning of
@@ -23,7 +24,7 @@ enum { RANKS = 4, BODY = (22 << 20) + 5, CHUNKS = 6, SOON_MS = 5000, STALE_MS = 
 enum { LONG_MIB = 8, LONG_BLOCKS = 4 };
 
 static wherry_error error;
-static wh_blocks_limits standard; /* the default limits, which tests change */
+static wh_blocks_limits standard; /* The default limits. Some tests change them. */
 
 typedef struct world {
     callback_hub *hub;
@@ -36,7 +37,7 @@ typedef struct kind {
     uint32_t flags;
     uint8_t longest_mib;
     size_t blocks; /**< Number of blocks of the state. */
-    bool bare;     /**< The table has no put and get. */
+    bool bare;     /**< True if the table has no put and get. */
 } kind;
 
 static const kind kinds[] = {{CALLBACK_HUB_ALL, 0, CHUNKS, false},
@@ -66,7 +67,7 @@ static void close_world(world *w) {
         wherry_transport_destroy(w->transports[rank]);
         wh_group_destroy(w->groups[rank]);
     }
-    callback_hub_close(w->hub); /* fails the test if an operation is left */
+    callback_hub_close(w->hub); /* Fails the test if an operation is left in the hub. */
 }
 
 static wherry_value *make_state(uint8_t seed) {
@@ -123,8 +124,8 @@ static void expect_next_works(const world *w, int32_t rank, const wherry_value *
 }
 
 /**
- * Waits until `count` blocks have moved to a rank, and both it and the source have started others,
- * which do not move.
+ * Waits until `count` blocks have moved to a rank. Both that rank and the source have then started
+ * further blocks, which do not move.
  */
 static void await_standstill(const world *w, int32_t rank, size_t count) {
     bool there = false;
@@ -193,7 +194,7 @@ static void note_release(void *context, void *data) {
 
 /** A state of one tensor whose storage says when it is released. */
 static wherry_value *make_watched(bool *released) {
-    static uint8_t memory[BODY]; /* never freed, because the hub still writes to it */
+    static uint8_t memory[BODY]; /* It is never freed, because the hub still writes to it. */
     int64_t shape[] = {BODY};
     wherry_storage *storage;
     wherry_value *tensor;
@@ -211,7 +212,10 @@ static wherry_value *make_watched(bool *released) {
  */
 static void test_memory_that_stays_in_use(void **state) {
     (void)state;
-    /* into new memory; into a target; and into a target without a returned state */
+    /*
+     * The receive goes into new memory, then into a target, then into a target without a returned
+     * state.
+     */
     for (int i = 0; i < 3 * KINDS; i++) {
         bool released = false;
         world w = open_world(kinds[i / 3]);
@@ -220,7 +224,8 @@ static void test_memory_that_stays_in_use(void **state) {
         wherry_cancel *cancel;
         must(wherry_cancel_create(&cancel, &error));
         ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, target)};
-        calls[0].options.no_progress_ms = STALE_MS; /* the receiver cannot tell it */
+        /* The receiver is stuck, so it cannot tell the source. */
+        calls[0].options.no_progress_ms = STALE_MS;
         calls[1].options.cancel = cancel;
         calls[1].in_target = i % 3 == 2;
         callback_hub_hold(w.hub, 1, AFTER);
@@ -232,7 +237,7 @@ static void test_memory_that_stays_in_use(void **state) {
         ferry_join(calls + 1);
         wherry_value_destroy(target);
         assert_false(released);
-        /* an address sanitizer reports a write to freed memory */
+        /* An address sanitizer would report a write to freed memory. */
         assert_true(callback_hub_write_late(w.hub, 1) > 0);
         expect(calls + 1, WHERRY_CANCELLED);
         assert_non_null(strstr(calls[1].error.message, "may still be written to"));
@@ -280,16 +285,18 @@ static void test_a_side_dies(void **state) {
  */
 static void test_one_of_three_makes_no_progress(void **state) {
     (void)state;
+    /* the time in which the others finish, also on a busy machine */
+    enum { LONG_MS = 4 * STALE_MS };
     for (int i = 0; i < SOME_KINDS; i++) {
         world w = open_world(kinds[i]);
         wherry_value *source = make_state(3);
         ferry_call calls[] = {send_to(&w, source, 3), receive_at(&w, 1, NULL), receive_at(&w, 2, NULL),
                               receive_at(&w, 3, NULL)};
-        calls[0].options.no_progress_ms = STALE_MS;
+        calls[0].options.no_progress_ms = LONG_MS;
         callback_hub_hold(w.hub, 1, AFTER);
         ferry_start(calls);
         ferry_start(calls + 1);
-        await_standstill(&w, 1, AFTER); /* the source is serving it when the others ask */
+        await_standstill(&w, 1, AFTER); /* The source is already serving it when the others ask. */
         uint64_t begin = wh_clock_now();
         ferry_start(calls + 2);
         ferry_start(calls + 3);
@@ -300,7 +307,7 @@ static void test_one_of_three_makes_no_progress(void **state) {
             must(wherry_value_compare(source, calls[rank].received, WHERRY_COMPARE_ALL, &error));
             wherry_value_destroy(calls[rank].received);
         }
-        assert_true(ms_since(begin) < STALE_MS);
+        assert_true(ms_since(begin) < LONG_MS);
         ferry_join(calls);
         ferry_join(calls + 1);
         expect(calls, WHERRY_TIMED_OUT);
@@ -357,8 +364,8 @@ static void wait_in_the_middle(void *context, const wherry_trace_event *event) {
 }
 
 /**
- * Also over a table without put and get, one of two receivers is served while the other one waits
- * in the middle of its transfer.
+ * The table has no put and get. One of two receivers is served while the other one waits in the
+ * middle of its transfer.
  */
 static void test_two_at_once_without_put_and_get(void **state) {
     (void)state;
@@ -375,7 +382,7 @@ static void test_two_at_once_without_put_and_get(void **state) {
         for (int k = 0; k < FERRY_MS && !atomic_load(&middle.begun); k++) {
             usleep(1000);
         }
-        /* it has a chunk, and the source is serving it when the other one asks */
+        /* It has a chunk, and the source is serving it when the other receiver asks. */
         assert_true(atomic_load(&middle.begun));
         ferry_start(calls + 3 - slow);
         ferry_join(calls + 3 - slow);
@@ -409,7 +416,7 @@ static void test_damage(void **state) {
             size_t damaged;
             uint32_t retries;
             size_t moved;
-        } by_length[2]; /* one chunk per block; long blocks */
+        } by_length[2]; /* first for blocks of one chunk, then for long blocks */
     } cases[] = {{WHERRY_VERIFY_DEFAULT, WHERRY_OK, {{1, 1, CHUNKS + 1}, {1, 1, LONG_BLOCKS + 1}}},
                  {WHERRY_VERIFY_ON,
                   WHERRY_OK,
@@ -431,7 +438,13 @@ static void test_damage(void **state) {
         expect(calls + 1, cases[c].status);
         expect(calls, cases[c].status == WHERRY_OK ? WHERRY_OK : WHERRY_ABORTED);
         assert_int_equal(calls[1].stats.retries, cases[c].by_length[is_long].retries);
-        assert_int_equal(callback_hub_moved(w.hub, 1), cases[c].by_length[is_long].moved);
+        size_t moved = cases[c].by_length[is_long].moved;
+        /* The receive ends at the first block that stays damaged. */
+        if (cases[c].status == WHERRY_CORRUPT) {
+            assert_in_range(callback_hub_moved(w.hub, 1), (is_long ? LONG_BLOCKS + 3 : 2 * CHUNKS) + 1, moved);
+        } else {
+            assert_int_equal(callback_hub_moved(w.hub, 1), moved);
+        }
         if (cases[c].status == WHERRY_OK) {
             bool right = wherry_value_compare(source, calls[1].received, WHERRY_COMPARE_ALL, &error) == WHERRY_OK;
             assert_int_equal(right, cases[c].verify != WHERRY_VERIFY_OFF);
@@ -522,10 +535,11 @@ static void test_length_depends_on_no_progress_ms(void **state) {
 static void test_a_table_fails(void **state) {
     (void)state;
     for (int i = 0; i < 8 * SOME_KINDS; i++) {
-        int which = i % 4; /* put and finish at the source, get and finish at the receiver */
+        /* put and finish fail at the source; get and finish fail at the receiver. */
+        int which = i % 4;
         int side = which / 2;
         bool finish = which % 2;
-        /* the table may return CANCELLED although the call was not cancelled */
+        /* The table may return CANCELLED although nobody has cancelled the call. */
         wherry_status answer = i % 8 < 4 ? WHERRY_SYSTEM : WHERRY_CANCELLED;
         world w = open_world(kinds[i / 8]);
         wherry_value *source = make_state(1);
@@ -548,7 +562,10 @@ static void test_a_table_fails(void **state) {
     }
 }
 
-/** If an old block of a rank is lost, the process that has taken the rank since is not. */
+/**
+ * A put to a former process of a rank fails late. The process that has taken the rank since then
+ * does not count as lost.
+ */
 static void test_a_loss_is_noticed_late(void **state) {
     (void)state;
     static const wh_lane_ops *const lanes[] = {&wh_lane_blocks};
@@ -568,7 +585,7 @@ static void test_a_loss_is_noticed_late(void **state) {
     must(wh_callback_create(&ops, context, w.groups + 1, &error));
     must(wh_transport_create(w.groups[1], 0, lanes, 1, w.transports + 1, &error));
     must(wh_group_send(w.groups[1], 0, 1, bytes, 1, wh_deadline_in_ms(SOON_MS), &error));
-    wherry_status status = WHERRY_PEER_LOST; /* first, its predecessor is lost */
+    wherry_status status = WHERRY_PEER_LOST; /* The predecessor is lost first. */
     for (int i = 0; i < 5 && status == WHERRY_PEER_LOST; i++) {
         status = wh_group_receive(w.groups[0], 1, 1, wh_deadline_in_ms(SOON_MS), &message, &error);
     }

@@ -75,7 +75,7 @@ static int32_t process_of(wh_group *group, int32_t rank) {
     return vouched_process;
 }
 
-static const wh_group_ops group_ops = {.name = "scene", .process = process_of};
+static const wh_group_backend group_ops = {.name = "scene", .process = process_of};
 static wh_group scene_group = {.ops = &group_ops, .rank = 1, .size = 2};
 
 static wh_lane_site site_of(wh_stop *stop, const scene *s) {
@@ -194,10 +194,12 @@ static void be_source(const scene *s, int in, int out) {
     }
 }
 
-/** Waits until the source has ended and the test has its exit status, so that its pid is free. */
+/**
+ * Waits until the source has ended and the test has its exit status, so that its pid can be reused.
+ */
 static void await_end(pid_t source) {
     while (kill(source, 0) == 0) {
-        usleep(1000); /* an alarm ends this process if it takes too long */
+        usleep(1000); /* An alarm ends this process if it takes too long. */
     }
 }
 
@@ -258,7 +260,7 @@ static void be_receiver(const scene *s, int source, int in, int out, int results
     probe(&site, tampered.bytes, in, out, &end, &o);
     if (s->dies_at_pull) {
         char nothing[WH_CMA_REQUEST_BYTES] = {0};
-        put(out, nothing, sizeof(nothing)); /* ends the source */
+        put(out, nothing, sizeof(nothing)); /* This ends the source. */
         await_end(source);
     }
     if (o.status == WHERRY_OK) {
@@ -525,7 +527,7 @@ static void test_false_claims(void **state) {
     refused(&o, WHERRY_REFUSED, "does not hold the nonce");
 }
 
-/** A pid that the kernel tells the group overrides the one in the offer. */
+/** If the kernel tells the group a pid, it overrides the pid in the offer. */
 static void test_vouched_process(void **state) {
     (void)state;
     scene s = {.tamper = claim_init, .vouched = true};
@@ -539,12 +541,12 @@ static void test_vouched_process(void **state) {
  */
 static void fork_bystander(void) {
     const uint8_t *nonce;
-    if (wh_cma_nonce(&nonce, NULL) != WHERRY_OK) {
+    if (wh_process_nonce(&nonce, NULL) != WHERRY_OK) {
         abort();
     }
     if (fork() == 0) {
-        alarm(PATIENCE_S);                 /* in case it is not killed */
-        atomic_store(bystander, getpid()); /* its fork handlers have run */
+        alarm(PATIENCE_S);                 /* This limit applies if nobody kills the child. */
+        atomic_store(bystander, getpid()); /* The child's fork handlers have run. */
         while (true) {
             pause();
         }
@@ -608,7 +610,7 @@ static void fake_yama(void) {
     write_file("/proc/sys/kernel/yama/ptrace_scope", "1\n", 2);
 }
 
-/** If Yama may be the reason of a refusal, the receiver asks the source for help. */
+/** If Yama may be the reason for a refusal, the receiver asks the source for help. */
 static void test_asking_the_source(void **state) {
     (void)state;
     scene s = {.both = fake_yama, .source = become_user_with_rights, .receiver = become_user};
@@ -621,7 +623,7 @@ static void test_asking_the_source(void **state) {
         o = play(&s);
         assert_true(o.assisted);
         assert_int_equal(o.assist_status, WHERRY_REFUSED);
-        says(o.assist_message, "may not set its ptracer, because WHERRY_KEEP_PTRACER is set");
+        says(o.assist_message, "may not set its ptracer, because WHERRY_SEND_NO_PTRACER is set");
     }
 }
 

@@ -96,7 +96,7 @@ static bool is_ending(const wh_waiting_send *oldest) {
 
 /** The send has a question of its first rank, or has given up that rank. */
 static bool is_settled(const wh_waiting_send *oldest) {
-    return oldest && oldest->nonces[0] != 0;
+    return oldest && oldest->ranks[0].nonce != 0;
 }
 
 static void await_send(wherry_transport *transport, send_condition condition) {
@@ -230,7 +230,7 @@ static void test_a_question_while_a_send_ends(void **state) {
 }
 
 /**
- * A rank asks and withdraws its question before the send has read either message. Nothing of them
+ * A rank asks and withdraws its question before the send has read either message. Neither message
  * is left when the send ends.
  */
 static void test_a_question_is_withdrawn_unread(void **state) {
@@ -252,7 +252,7 @@ static void test_a_question_is_withdrawn_unread(void **state) {
     brief.options.timeout_ms = 100;
     ferry_run(&brief, 1);
     assert_int_equal(brief.status, WHERRY_TIMED_OUT);
-    await_send(world.transports[0], is_settled); /* the question is in its inbox */
+    await_send(world.transports[0], is_settled); /* The question is in the inbox of the source. */
     while (!wh_deadline_passed(first_over)) {
         pause_ms(2);
     }
@@ -387,10 +387,16 @@ static void test_a_damaged_chunk_leaves_a_partial_tensor(void **state) {
     script_begin(&peer, world.groups[0], 1, wants);
     ferry_start(&call);
     script_await_want(&peer);
-    const uint8_t lane[] = {1, 1};
+    wh_string lanes = {0};
+    wh_lanes_add(&lanes, "stream", (const uint8_t[]){1, 1}, 2);
     wh_note offer = {
-        .type = WH_OFFER, .id = peer.own, .epoch = 5, .step = -1, .manifest = script_manifest(source), .lane_count = 1};
-    offer.lanes[0] = (wh_offered_lane){text_bytes("stream"), {lane, sizeof(lane)}};
+        .type = WH_OFFER,
+        .id = peer.own,
+        .epoch = 5,
+        .step = -1,
+        .manifest = script_manifest(source),
+        .lanes = {lanes.bytes, lanes.size},
+    };
     script_say(&peer, &offer);
     script_expect(&peer, WH_PLAN);
     uint8_t frames[WH_STREAM_HEADER_BYTES + 100 + WH_STREAM_HEADER_BYTES] = {0};
@@ -398,7 +404,7 @@ static void test_a_damaged_chunk_leaves_a_partial_tensor(void **state) {
     wh_store_be64(frames + WHERRY_DIGEST_BYTES + 8, 100 | WH_STREAM_DIGEST_FOLLOWS);
     wh_store_be64(frames + WH_STREAM_HEADER_BYTES + 100 + WHERRY_DIGEST_BYTES, WH_STREAM_END);
     script_write(&peer, frames, sizeof(frames));
-    script_expect(&peer, WH_PLAN); /* asks for the damaged chunk again */
+    script_expect(&peer, WH_PLAN); /* The receiver asks for the damaged chunk again. */
     wh_note sorry = {.type = WH_ABORT, .status = WHERRY_SYSTEM, .path = text_bytes(""), .text = text_bytes("sorry")};
     script_say(&peer, &sorry);
     ferry_join(&call);
@@ -411,6 +417,7 @@ static void test_a_damaged_chunk_leaves_a_partial_tensor(void **state) {
     wherry_value_destroy(source);
     script_end(&peer);
     wherry_free((void *)offer.manifest.bytes);
+    wh_free(lanes.bytes);
     ferry_close(&world);
 }
 

@@ -47,7 +47,7 @@ static void test_descriptors(void **state) {
     wherry_value *value = build_tensor(storage, WHERRY_U8, 0, 1, &size, NULL);
     size_t before = count_open();
     set_limit(DESCRIPTORS_MAX);
-    for (int i = 0; i < 5; i++) { /* each releases what it took */
+    for (int i = 0; i < 5; i++) { /* Each offer releases the descriptors that it took. */
         wh_offer *offer = offer_state(value);
         assert_int_equal(offer->shared.count, PIECES);
         for (size_t k = 0; k < PIECES; k++) {
@@ -55,7 +55,8 @@ static void test_descriptors(void **state) {
         }
         assert_ptr_equal(wh_offer_ref(offer), offer);
         wh_offer_unref(offer);
-        assert_int_equal(count_open(), before + PIECES); /* the last reference releases them */
+        /* The last reference releases the descriptors. */
+        assert_int_equal(count_open(), before + PIECES);
         wh_offer_unref(offer);
         assert_int_equal(count_open(), before);
     }
@@ -66,7 +67,7 @@ static void test_descriptors(void **state) {
     assert_non_null(strstr(offer->shared.reason.message, "more than 100 mappings"));
     assert_int_equal(count_open(), before);
     wh_offer_unref(offer);
-    set_limit(STDERR_FILENO + 1); /* none is left */
+    set_limit(STDERR_FILENO + 1); /* no descriptor is left */
     offer = offer_state(value);
     assert_int_equal(offer->shared.count, 0);
     assert_non_null(strstr(offer->shared.reason.message, "no file descriptor left"));

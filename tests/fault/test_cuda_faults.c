@@ -73,8 +73,8 @@ static void run_once(const scene *s, ferry_call calls[2], int64_t timeout_ms) {
 }
 
 /**
- * As run_once, for a source that may fail before it is asked. The receiver is then cancelled, so
- * that it does not wait for its timeout.
+ * Like run_once, for a source that may fail before the receiver has asked it. The receiver is then
+ * cancelled, so that it does not wait for its timeout.
  */
 static void run_to_failure(const scene *s, ferry_call calls[2]) {
     wherry_cancel *cancel;
@@ -230,7 +230,8 @@ static void test_memory_is_bounded(void **state) {
         run_once(&s, calls, FERRY_MS);
         expect_good(&s, calls);
         assert_true(fake.device_peak() - before <= 2 * MIB);
-        assert_true(fake.pinned_bytes() <= 132 * MIB); /* and the run lists of the queues */
+        /* The limit includes the run lists of the queues. */
+        assert_true(fake.pinned_bytes() <= 132 * MIB);
         scene_close(&s);
     }
     assert_int_equal(fake.imports(), 0);
@@ -282,7 +283,7 @@ static void test_small_tensors_are_launches(void **state) {
 
 enum { TRACED_BYTES = 21 << 20, TRACED_CHUNK = 4 << 20 };
 
-/** The target of a traced receive, and how many ranges were reported before their bytes came. */
+/** The target of a traced receive, and how many ranges were reported before their bytes arrived. */
 typedef struct watched {
     const uint8_t *bytes; /**< The fake device's memory. */
     atomic_uint told;
@@ -299,7 +300,7 @@ static void look_at_range(void *context, const wherry_trace_event *event) {
     atomic_fetch_add(&w->early, w->bytes[last] != (uint8_t)(3 + 7 * last));
 }
 
-/** A trace reports a range when its bytes are on the device, not while they are being copied. */
+/** A trace reports a range only when its bytes are on the device. */
 static void test_traced_bytes_are_on_the_device(void **state) {
     (void)state;
     static const char *const lanes[] = {"stream", "cuda_ipc"};

@@ -33,7 +33,7 @@ static bool fetch_all(const wh_offer *offer, uint64_t number) {
     wh_fetch_init(&fetch, offer, 2, &stop, wh_deadline_in_ms(20000));
     assert_true(wh_fetch_add(&fetch, &(wherry_interval){0, chunks}, 1));
     fake.fail_at(number, UNKNOWN);
-    for (uint64_t turn = 0; turn < 2 * chunks; turn++) { /* two workers fetch each chunk */
+    for (uint64_t turn = 0; turn < 2 * chunks; turn++) { /* Two workers fetch each chunk. */
         uint64_t begin;
         uint64_t length;
         wherry_status status = wh_fetch_gather(&fetch, turn / 2, &segments, &error);

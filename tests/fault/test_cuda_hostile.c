@@ -25,7 +25,7 @@ static wh_ipc_offer good_offer(wh_cuda_allocation allocations[2]) {
         .identity.process = 1, .keeps = true, .nonce_address = 4096, .device_count = 2, .allocation_count = 2};
     offer.devices[1] = 1;
     memset(offer.nonce, 7, sizeof(offer.nonce));
-    allocations[0] = (wh_cuda_allocation){.base = 4096, .size = WH_IPC_NONCE, .fd = -1};
+    allocations[0] = (wh_cuda_allocation){.base = 4096, .size = WH_NONCE_BYTES, .fd = -1};
     allocations[1] = (wh_cuda_allocation){.base = 1 << 20, .size = SIZE, .device = 1, .fd = 5};
     offer.allocations = allocations;
     return offer;
@@ -69,7 +69,7 @@ static void test_impossible_offers(void **state) {
     must(parse(&offer));
     offer.nonce_address = 4095;
     must_fail(WHERRY_MALFORMED, error, parse(&offer));
-    offer.nonce_address = 4097; /* its end is outside the allocation */
+    offer.nonce_address = 4097; /* The end of the nonce is outside the allocation. */
     must_fail(WHERRY_MALFORMED, error, parse(&offer));
     offer = good_offer(allocations);
     allocations[1].base = UINT64_MAX - SIZE + 1;
@@ -90,7 +90,7 @@ static int32_t nobody(wh_group *group, int32_t rank) {
     return 0;
 }
 
-static const wh_group_ops group_ops = {.name = "nobody", .process = nobody};
+static const wh_group_backend group_ops = {.name = "nobody", .process = nobody};
 static wh_group group = {.ops = &group_ops, .size = 2};
 
 /**
@@ -208,8 +208,8 @@ static wherry_status probe(scene *s) {
 }
 
 /**
- * A process that has received from another one knows its nonce. It may then offer memory that is
- * not a device's, or more than there is.
+ * A process that has received from another one knows that process's nonce, and may forge an offer
+ * to it. The offer may be of memory that is not on a device, or of more memory than there is.
  */
 static void test_an_offer_with_the_receivers_nonce(void **state) {
     (void)state;
@@ -220,7 +220,7 @@ static void test_an_offer_with_the_receivers_nonce(void **state) {
     wh_cuda_allocation *one = s.offer.allocations + 1;
     wh_cuda_allocation good = *one;
     one->device = 255;
-    must(probe(&s)); /* the driver knows the true size */
+    must(probe(&s)); /* The driver knows the true size of the memory. */
     *one = good;
     one->base = (uint64_t)(uintptr_t)host;
     one->size = sizeof(host);
@@ -245,7 +245,7 @@ static void test_an_offer_with_another_nonce(void **state) {
     scene_open(&s);
     assert_int_equal(pipe(pipes), 0);
     s.offer.nonce[0] ^= 1;
-    /* the driver does not open handles of its own process */
+    /* The driver does not open handles of its own process. */
     must_fail(WHERRY_REFUSED, error, probe(&s));
     wh_cuda_allocation *one = s.offer.allocations;
     const int numbers[] = {0, pipes[0], 1 << 30};

@@ -113,7 +113,7 @@ static void send_times(job_rank *self) {
     wherry_value *state = make_state(self, 40);
     for (int i = 0; i < TIMES; i++) {
         wherry_transfer_options options = job_options("cuda_ipc");
-        options.flags = i < TIMES - 1 ? WHERRY_KEEPS_MEMORY : 0;
+        options.flags = i < TIMES - 1 ? WHERRY_SEND_MEMORY_STAYS : 0;
         job_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
                  error);
     }
@@ -141,7 +141,7 @@ static void receive_times(job_rank *self) {
         wherry_stats stats;
         wherry_transfer_options options = job_options("cuda_ipc");
         options.stats = &stats;
-        if (i != 1) { /* once into new memory */
+        if (i != 1) { /* The second transfer goes into new memory. */
             options.target = job_target;
             options.target_context = target;
         }
@@ -183,7 +183,7 @@ static void send_and_die(job_rank *self) {
     wherry_value *state = make_state(self, 30);
     for (int i = 0; i < TURNS; i++) {
         wherry_transfer_options options = job_options(lane_of_turn(i));
-        options.flags = i == BY_ANOTHER_LANE ? 0 : WHERRY_KEEPS_MEMORY;
+        options.flags = i == BY_ANOTHER_LANE ? 0 : WHERRY_SEND_MEMORY_STAYS;
         job_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
                  error);
     }
@@ -427,10 +427,11 @@ static void check_refusal(job_rank *self, const wherry_value *state) {
     wh_cuda_allocation allocation;
     wherry_error error;
     if (!fake_driver_find().shadow) {
-        return; /* a real driver cannot be made to fail */
+        return; /* A real driver cannot be made to fail. */
     }
     setenv("FAKE_CUDA_NO_IPC", "1", 1);
-    job_check(self, wh_cuda_describe(data, &allocation, &error) == WHERRY_UNSUPPORTED, "the memory was described");
+    job_check(self, wh_cuda_describe(data, &allocation, &error) == WHERRY_UNSUPPORTED,
+              "the memory was described, although it cannot be shared");
     unsetenv("FAKE_CUDA_NO_IPC");
     job_check(self, strstr(error.message, "was not allocated for sharing") && strstr(error.message, "(801)"),
               "the reason is \"%s\"", error.message);
@@ -529,6 +530,52 @@ static void test_killed(void **state) {
     }
 }
 
+/* ---- one of two sources is killed in the middle ---- */
+
+enum { OTHER = RANKS, THREE, STEP = 4 };
+
+static void send_beside(job_rank *self) {
+    const scene *s = self->scene;
+    wherry_error error;
+    wherry_value *state = make_state(self, 20);
+    wherry_transfer_options options = job_options(s->lane);
+    options.step = STEP;
+    wherry_status status =
+        wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error);
+    job_check(self, self->rank == s->victim || status == WHERRY_OK, "%s", error.message);
+    wherry_value_destroy(state);
+}
+
+static void receive_from_both(job_rank *self) {
+    const scene *s = self->scene;
+    wherry_error error;
+    wherry_value *target = make_state(self, 0);
+    wherry_transfer_options options = job_options(s->lane);
+    options.step = STEP;
+    options.target = job_target;
+    options.target_context = target;
+    job_must(self, wherry_checkpoint_recv_from(self->transport, (int32_t[]){SOURCE, OTHER}, 2, &options, NULL, &error),
+             error);
+    check_state(self, target, 20);
+    wherry_value_destroy(target);
+}
+
+static void test_another_source_replaces_a_killed_one(void **state) {
+    (void)state;
+    static const char *const lanes[] = {"cuda_ipc", "ring"};
+    for (int i = 0; i < 4; i++) {
+        int32_t victim = i % 2 ? OTHER : SOURCE;
+        scene s = {
+            lanes[i / 2], victim, {i / 2 ? "receiver closed a chunk" : "receiver opened a chunk", 3, victim, SIGKILL}};
+        job *all = job_open(s.lane, THREE, false, 0);
+        all->expendable[victim] = true;
+        job_start(all, SOURCE, send_beside, &s, NULL);
+        job_start(all, RECEIVER, receive_from_both, &s, &s.plan);
+        job_start(all, OTHER, send_beside, &s, NULL);
+        assert_true(job_close(all));
+    }
+}
+
 static bool has_device(wherry_error *error) {
     return wh_cuda_check(error) == WHERRY_OK;
 }
@@ -546,6 +593,7 @@ int main(void) {
         cmocka_unit_test(test_one_device_of_several),
         cmocka_unit_test(test_mapped_memory),
         cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_another_source_replaces_a_killed_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -81,7 +81,7 @@ static wherry_status flawed_close(void *context, wh_landing *landing, const wher
     return own->sink->close(own->sink->context, landing, digest, claimed, e);
 }
 
-static const wh_lane_ops *flawed_lane; /* the real one */
+static const wh_lane_ops *flawed_lane; /* the lane itself, without the damage */
 
 static wherry_status flawed_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *e) {
     flawed own = {sink};
@@ -178,11 +178,11 @@ typedef enum wire_fault { WIRE_FLIPS, WIRE_BREAKS, WIRE_TRICKLES, WIRE_STALLS } 
 /** A group whose messages and channels go through a wire with a fault. */
 typedef struct wired {
     wh_group base;
-    wh_group_ops ops;
+    wh_group_backend ops;
     wh_group *real;
     wire_fault fault;
-    atomic_int flips;   /**< How many are still to come; one per round. */
-    atomic_bool armed;  /**< This round had no flip yet. */
+    atomic_int flips;   /**< Number of flips that are still to come; one per round. */
+    atomic_bool armed;  /**< True while this round has had no flip. */
     atomic_bool ending; /**< The test is over. */
     pthread_t relays[16];
     atomic_int relay_count;
@@ -253,9 +253,9 @@ static void *run_relay(void *context) {
 }
 
 static wherry_status wired_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline,
-                                   const wh_stop *stop, int *channel_p, wherry_error *e) {
+                                   const wh_stop *stop, wh_socket *channel_p, wherry_error *e) {
     wired *wire = (wired *)group;
-    int channel;
+    wh_socket channel;
     int ends[2];
     int small = 1;
     wherry_status status = wire->real->ops->connect(wire->real, rank, tag, deadline, stop, &channel, e);
@@ -265,21 +265,21 @@ static wherry_status wired_connect(wh_group *group, int32_t rank, uint64_t tag, 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
         abort();
     }
-    if (wire->fault == WIRE_TRICKLES) { /* the kernel raises them to its minimum */
+    if (wire->fault == WIRE_TRICKLES) { /* The kernel raises these sizes to its minimum. */
         setsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
-        setsockopt(channel, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+        setsockopt(channel.fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
     }
     relay *one = malloc(sizeof(*one));
-    *one = (relay){wire, channel, ends[0]};
+    *one = (relay){wire, channel.fd, ends[0]};
     int number = atomic_fetch_add(&wire->relay_count, 1);
     if (number >= 16 || pthread_create(wire->relays + number, NULL, run_relay, one) != 0) {
         abort();
     }
-    *channel_p = ends[1];
+    *channel_p = (wh_socket){.fd = ends[1]};
     return WHERRY_OK;
 }
 
-/** Each PLAN opens a session, which gets its own flip. */
+/** Each PLAN opens a session. Each session gets its own flip. */
 static wherry_status wired_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
                                 wh_deadline deadline, const wh_stop *stop, wherry_error *e) {
     wired *wire = (wired *)group;
@@ -319,7 +319,7 @@ static void wire_up(wired *wire, ferry_world *world, wire_fault fault, int flips
     wire->ops.nudge = real->ops->nudge ? wired_nudge : NULL;
     wire->ops.watch = wired_watch;
     wire->ops.process = wired_process;
-    wire->base = (wh_group){&wire->ops, real->rank, real->size, real->mailbox};
+    wire->base = (wh_group){.ops = &wire->ops, .rank = real->rank, .size = real->size, .mailbox = real->mailbox};
     wherry_transport_destroy(world->transports[1]);
     must(wh_transport_create(&wire->base, 0, lanes, 1, world->transports + 1, &error));
 }
@@ -347,10 +347,10 @@ static void ferry_wired(const wh_group_kind *kind, wire_fault fault, int flips, 
     calls[1].options.verify = WHERRY_VERIFY_ON;
     uint64_t begun = wh_clock_now();
     ferry_run(calls, 2);
-    /* not by timeout_ms */
+    /* The call did not end by timeout_ms. */
     assert_true((wh_clock_now() - begun) / 1000000 < PATIENCE_MS - STALE_MS);
     if (fault == WIRE_STALLS && calls[1].status == WHERRY_REVOKED) {
-        expected = WHERRY_REVOKED; /* the source gave up first */
+        expected = WHERRY_REVOKED; /* The source gave up before the receiver did. */
     }
     if (calls[1].status != expected) {
         print_error("%s: %s\n", wherry_status_name(calls[1].status), calls[1].error.message);

@@ -3,76 +3,15 @@
  * Afterwards the processes have no more memory, threads and descriptors than after the first
  * hundred.
  */
-#include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "support/asleep.h"
 #include "support/build.h"
+#include "support/holdings.h"
 #include "support/process_job.h"
 
 enum { ROUNDS = 1000 / (JOB_SLOW == 1 ? 1 : 2), WARM = ROUNDS / 10, RANKS = 2, TENSORS = 40 };
-
-/* ---- the resources of a process ---- */
-
-static _Atomic int64_t blocks;
-
-static void *allocate(void *context, size_t size) {
-    (void)context;
-    void *memory = malloc(size);
-    atomic_fetch_add(&blocks, memory != NULL);
-    return memory;
-}
-
-static void *reallocate(void *context, void *memory, size_t size) {
-    (void)context;
-    void *moved = realloc(memory, size);
-    atomic_fetch_add(&blocks, !memory && moved);
-    return moved;
-}
-
-static void release(void *context, void *memory) {
-    (void)context;
-    atomic_fetch_sub(&blocks, 1);
-    free(memory);
-}
-
-typedef struct holdings {
-    long resident; /**< KiB. */
-    int threads;
-    int descriptors;
-    int64_t blocks; /**< Allocated by the library. */
-} holdings;
-
-static int count_entries(const char *folder) {
-    DIR *open = opendir(folder);
-    int count = 0;
-    while (open && readdir(open)) {
-        count++;
-    }
-    if (open) {
-        closedir(open);
-    }
-    return count;
-}
-
-static long resident_kib(void) {
-    FILE *file = fopen("/proc/self/statm", "r");
-    char line[128] = "";
-    char *second = line;
-    if (file) {
-        second = fgets(line, sizeof(line), file) ? strchr(line, ' ') : line;
-        fclose(file);
-    }
-    return (second ? strtol(second, NULL, 10) : 0) * (sysconf(_SC_PAGESIZE) / 1024);
-}
-
-static holdings take_stock(void) {
-    return (holdings){resident_kib(), count_entries("/proc/self/task"), count_entries("/proc/self/fd"),
-                      atomic_load(&blocks)};
-}
 
 static bool is_within(const holdings *last, const holdings *first) {
     return last->threads <= first->threads && last->descriptors <= first->descriptors &&
@@ -173,7 +112,7 @@ static void go_round(job_rank *self) {
 
 static void test_a_thousand_transfers(void **state) {
     (void)state;
-    wherry_allocator_set(&(wherry_allocator){allocate, reallocate, release, NULL});
+    holdings_begin();
     sent[0] = small_state(1);
     sent[1] = small_state(100);
     job *all = job_open("a thousand transfers", RANKS, false, 0);

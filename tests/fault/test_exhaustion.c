@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "support/build.h"
 #include "support/process_job.h"
+#include "support/sent_state.h"
 
 enum { SOURCE, RECEIVER, RANKS };
 
@@ -26,11 +27,9 @@ typedef struct scene {
     int32_t poor; /**< The rank that has the limit. */
 } scene;
 
-static job_state sent;
-
 /* ---- limits ---- */
 
-/** Descriptors that fill the gaps between the numbers of the others. */
+/** Descriptors that fill the gaps between the numbers of the other descriptors. */
 static int fillers[256];
 static size_t filler_count;
 
@@ -225,7 +224,7 @@ static void be_parent(job_rank *self) {
     pthread_t busy;
     job_check(self, pthread_create(&busy, NULL, keep_busy, self) == 0, "no thread");
     for (int i = 0; i < FORKS; i++) {
-        usleep(10000 + 1777 * (unsigned)i); /* so that forks happen at different moments */
+        usleep(10000 + 1777 * (unsigned)i); /* Wait, so that forks happen at different moments. */
         pid_t child = fork();
         if (child == 0) {
             alarm(60 * JOB_SLOW);
@@ -260,24 +259,11 @@ static void test_forks_join_groups_of_their_own(void **state) {
     assert_true(good);
 }
 
-static int set_up(void **state) {
-    (void)state;
-    wherry_log_set_level(WHERRY_LOG_OFF);
-    sent = job_state_create(1);
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    job_state_destroy(&sent);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_descriptors),
         cmocka_unit_test(test_no_threads),
         cmocka_unit_test(test_forks_join_groups_of_their_own),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, create_sent, destroy_sent);
 }

@@ -11,9 +11,17 @@
 #include "conformance/hub_place.h"
 #include "conformance/sockets_place.h"
 #include "support/descriptors.h"
+#include "support/process_job.h"
 #include "support/scripted_peer.h"
 
-enum { HONEST = 1, HOSTILE = 2, STALE_MS = 800, LIMIT_MS = 10000, BODY = (9 << 20) + 5, SECRET = 64 << 10 };
+enum {
+    HONEST = 1,
+    HOSTILE = 2,
+    STALE_MS = 800 * JOB_SLOW,
+    LIMIT_MS = 10000 * JOB_SLOW,
+    BODY = (9 << 20) + 5,
+    SECRET = 64 << 10,
+};
 
 static wherry_error error;
 
@@ -109,7 +117,10 @@ static void test_malformed_questions(void **state) {
     scene_finish(&s, WHERRY_OK);
 }
 
-/** Only the newest questions are kept. The first one is answered, and the receiver ignores it. */
+/**
+ * The source keeps only the newest COMPARE messages. It answers the first one, and the receiver
+ * ignores that answer.
+ */
 static void test_thousands_of_questions(void **state) {
     (void)state;
     scene s;
@@ -122,8 +133,9 @@ static void test_thousands_of_questions(void **state) {
         wh_free(text.bytes);
     }
     size_t kept = 0;
-    for (const wh_asking *one = s.world.transports[0]->asking; one; one = one->next) {
-        kept += one->message.rank == HOSTILE;
+    const wherry_transport *transport = s.world.transports[0];
+    for (size_t i = 0; i < transport->asking_count; i++) {
+        kept += transport->asking[i].message.rank == HOSTILE;
     }
     assert_true(kept > 0 && kept <= 64);
     scene_finish(&s, WHERRY_TIMED_OUT);
@@ -136,7 +148,7 @@ static void test_a_long_question_is_not_kept(void **state) {
     size_t size = 8 << 20;
     uint8_t *bytes = calloc(1, size);
     bytes[0] = WH_WANT;
-    bytes[2] = WH_CONVERSATION_VERSION + 1; /* an unknown version */
+    bytes[2] = WH_CONVERSATION_VERSION + 1; /* an unknown version of the protocol */
     wh_store_be64(bytes + 3, s.peer.own);
     script_send(&s.peer, s.peer.want_tag, bytes, size);
     assert_false(script_take(&s.peer, 50));
@@ -169,7 +181,8 @@ static void test_repeated_withdrawals(void **state) {
         withdraw(&s.peer, s.peer.own, WHERRY_TIMED_OUT);
         withdraw(&s.peer, s.peer.own, WHERRY_TIMED_OUT);
     }
-    assert_false(script_take(&s.peer, 50)); /* a withdrawal is not answered like a question */
+    /* The source must not answer a withdrawal as if it were a question. */
+    assert_false(script_take(&s.peer, 50));
     s.peer.there = 0;
     script_ask(&s.peer);
     script_say(&s.peer, &(wh_note){.type = WH_DONE, .epoch = s.peer.offer.epoch});
@@ -222,7 +235,7 @@ static void test_plans_outside_the_offer(void **state) {
         script_plan(&s.peer, lanes[i % 3], (wh_bytes){"\1\1", 2}, cases[i].intervals, cases[i].count);
         script_expect(&s.peer, WH_ABORT);
         assert_int_equal(s.peer.note.status, cases[i].status);
-        assert_true(recv(s.peer.channel, &byte, 1, MSG_DONTWAIT) <= 0);
+        assert_true(recv(s.peer.channel.fd, &byte, 1, MSG_DONTWAIT) <= 0);
         scene_finish(&s, cases[i].status);
     }
 }
@@ -235,19 +248,20 @@ static void test_a_plan_gets_only_the_offered_bytes(void **state) {
     must(wh_stop_init(&never, &error));
     scene_begin(&s, &local, "stream");
     script_ask(&s.peer);
-    assert_int_equal(s.peer.offer.addresses.size, 0); /* the lane does not need them */
+    /* The stream lane needs no addresses of memory. */
+    assert_int_equal(s.peer.offer.addresses.size, 0);
     script_open_channel(&s.peer);
     script_plan(&s.peer, "stream", (wh_bytes){"\1\1", 2}, &(wherry_interval){0, 3}, 1);
-    enum { ALL = BODY + 4 * 64 }; /* three headers and the end */
+    enum { ALL = BODY + 4 * 64 }; /* three headers and the end mark */
     uint8_t *bytes = malloc(ALL);
     for (size_t got = 0, more; got < ALL; got += more) {
         struct iovec rest = {bytes + got, ALL - got};
-        must(wh_channel_read_some(s.peer.channel, &rest, 1, &never, wh_deadline_in_ms(LIMIT_MS), &more, &error));
+        must(wh_channel_read_some(&s.peer.channel, &rest, 1, &never, wh_deadline_in_ms(LIMIT_MS), &more, &error));
     }
     for (size_t i = 64; i < ALL; i++) {
         assert_false(bytes[i] == 0xA5 && bytes[i - 1] == 0xA5);
     }
-    assert_true(recv(s.peer.channel, bytes, 1, MSG_DONTWAIT) <= 0);
+    assert_true(recv(s.peer.channel.fd, bytes, 1, MSG_DONTWAIT) <= 0);
     free(bytes);
     wh_stop_destroy(&never);
     script_say(&s.peer, &(wh_note){.type = WH_DONE, .epoch = s.peer.offer.epoch});
@@ -262,7 +276,7 @@ static void test_plans_for_lanes_that_are_not_offered(void **state) {
         scene s;
         scene_begin(&s, &local, "stream,ring");
         script_ask(&s.peer);
-        assert_int_equal(s.peer.offer.lane_count, 2);
+        assert_int_equal(*(const uint8_t *)s.peer.offer.lanes.bytes, 2);
         script_plan(&s.peer, names[i], (wh_bytes){"", 0}, &(wherry_interval){0, 1}, 1);
         script_expect(&s.peer, WH_ABORT);
         scene_finish(&s, WHERRY_MALFORMED);
@@ -270,8 +284,8 @@ static void test_plans_for_lanes_that_are_not_offered(void **state) {
 }
 
 /**
- * If a lane cannot read a request, the source refuses the lane, not the receiver, which may choose
- * another one. Here it does not.
+ * If a lane cannot read a request, the source refuses the lane, not the receiver, which could then
+ * choose another lane. Here it does not.
  */
 static void test_malformed_requests_for_a_lane(void **state) {
     (void)state;
@@ -300,7 +314,7 @@ static void test_the_same_plan_twice(void **state) {
     scene s;
     scene_begin(&s, &local, NULL);
     script_ask(&s.peer);
-    /* over channels, which it never opens */
+    /* The plan uses channels that the receiver never opens. */
     script_plan(&s.peer, "stream", (wh_bytes){"\1\2", 2}, &(wherry_interval){0, 1}, 1);
     script_plan(&s.peer, "stream", (wh_bytes){"\1\2", 2}, &(wherry_interval){1, 1}, 1);
     script_expect(&s.peer, WH_ABORT);
@@ -330,7 +344,7 @@ static void test_a_request_without_a_lane(void **state) {
         scene s;
         scene_begin(&s, &local, NULL);
         script_ask(&s.peer);
-        if (planned) { /* over channels, which it never opens */
+        if (planned) { /* The plan uses channels that the receiver never opens. */
             script_plan(&s.peer, "stream", (wh_bytes){"\1\2", 2}, &(wherry_interval){0, 3}, 1);
         }
         script_say(&s.peer, &request);
@@ -341,7 +355,7 @@ static void test_a_request_without_a_lane(void **state) {
 
 /**
  * A receiver of several sources does not wait until its plan was taken. It may request more, close
- * the lane and plan again before the channels of the first plan have come: no offence.
+ * the lane and plan again before the channels of the first plan have come. The source accepts that.
  */
 static void test_requests_that_overtake_their_lane(void **state) {
     (void)state;
@@ -366,7 +380,7 @@ static void test_requests_that_overtake_their_lane(void **state) {
         script_expect(&s.peer, WH_RELEASED);
         scene_finish(&s, WHERRY_OK);
     }
-    /* the source refuses the lane, and then gets a request for it */
+    /* Here the source refuses the lane, and then gets a request for it. */
     scene s;
     scene_begin(&s, &sockets, NULL);
     script_ask(&s.peer);
@@ -398,7 +412,7 @@ static void test_comparing(void **state) {
             script_say(&s.peer, &compare);
             script_expect(&s.peer, WH_DIGESTS);
         }
-        one[7] = 3; /* there are only three chunks */
+        one[7] = 3; /* The plan has only three chunks. */
         script_say(&s.peer, &compare);
         script_expect(&s.peer, WH_ABORT);
         scene_finish(&s, WHERRY_OUT_OF_BOUNDS);
@@ -410,14 +424,14 @@ static void test_a_request_after_the_last(void **state) {
     (void)state;
     uint8_t one[16] = {[15] = 1};
     scene s;
-    int channel;
+    wh_socket channel;
     scene_begin(&s, &sockets, NULL);
     script_ask(&s.peer);
     must(wh_group_connect(s.peer.group, 0, s.peer.there, wh_deadline_in_ms(SCRIPT_MS), NULL, &channel, &error));
     script_plan(&s.peer, "stream", (wh_bytes){"\1\1", 2}, &(wherry_interval){0, 3}, 1);
     script_say(&s.peer, &(wh_note){.type = WH_REQUEST, .intervals = {one, sizeof(one)}});
     script_expect(&s.peer, WH_ABORT);
-    close(channel);
+    wh_socket_close(&channel);
     scene_finish(&s, WHERRY_MALFORMED);
 }
 
@@ -590,7 +604,7 @@ static void test_a_question_with_each_byte_changed(void **state) {
         bool version = at == 1 || at == 2;
         bool step = at >= 11 && at < 19;
         send.options.step = 5;
-        /* the others wait for their whole timeout */
+        /* The other cases wait for their whole timeout. */
         send.options.timeout_ms = version || step ? LIMIT_MS : 60;
         ferry_start(&send);
         script_begin(&peer, world.groups[HOSTILE], 0, world.transports[0]->tag);
@@ -623,7 +637,7 @@ static void test_unused_channels_are_closed(void **state) {
     for (int round = 0; round < 6; round++) {
         ferry_call send = ferry_send(&world, 0, HOSTILE, small);
         scripted peer;
-        int channels[5];
+        wh_socket channels[5];
         send.options.no_progress_ms = STALE_MS / 2;
         ferry_start(&send);
         script_begin(&peer, world.groups[HOSTILE], 0, world.transports[0]->tag);
@@ -640,7 +654,7 @@ static void test_unused_channels_are_closed(void **state) {
         ferry_join(&send);
         assert_int_equal(send.status, WHERRY_TIMED_OUT);
         for (int i = 0; i < 5; i++) {
-            close(channels[i]);
+            wh_socket_close(&channels[i]);
         }
         script_end(&peer);
         before = before ? before : open_descriptors();

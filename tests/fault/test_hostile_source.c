@@ -21,7 +21,7 @@ enum {
 };
 
 static wherry_error error;
-static bool into_new_memory; /* the next receive has no target */
+static bool into_new_memory; /* True if the next receive has no target. */
 
 static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
 
@@ -44,7 +44,7 @@ typedef struct scene {
     wherry_value *target;  /**< All its bytes are 0x5A. */
     wh_bytes manifest;
     wh_string addresses;
-    wh_string lane_offer;
+    wh_string lanes;
     ferry_call receive;
     scripted peer;
     wh_note offer;
@@ -60,7 +60,7 @@ static wh_string offer_of(const scene *s, const wh_lane_ops *lane) {
     return text;
 }
 
-/** Runs until WANT has come. Sets `offer` to that of an honest source with one lane. */
+/** Runs until WANT has come. Sets `offer` to the offer of an honest source with one lane. */
 static void scene_begin(scene *s, const wh_lane_ops *lane, wherry_verify verify) {
     ferry_kind = &local;
     ferry_lane = lane->name;
@@ -70,7 +70,9 @@ static void scene_begin(scene *s, const wh_lane_ops *lane, wherry_verify verify)
     script_begin(&s->peer, s->world.groups[0], RECEIVER, s->world.transports[RECEIVER]->tag);
     s->manifest = script_manifest(s->offered);
     wh_append_number(&s->addresses, (uintptr_t)memory_of(s->offered), 8);
-    s->lane_offer = offer_of(s, lane);
+    wh_string lane_offer = offer_of(s, lane);
+    wh_lanes_add(&s->lanes, lane->name, lane_offer.bytes, lane_offer.size);
+    wh_free(lane_offer.bytes);
     s->offer = (wh_note){
         .type = WH_OFFER,
         .id = s->peer.own,
@@ -78,8 +80,7 @@ static void scene_begin(scene *s, const wh_lane_ops *lane, wherry_verify verify)
         .step = WHERRY_STEP_ANY,
         .manifest = s->manifest,
         .addresses = {s->addresses.bytes, s->addresses.size},
-        .lane_count = 1,
-        .lanes = {{text_bytes(lane->name), {s->lane_offer.bytes, s->lane_offer.size}}},
+        .lanes = {s->lanes.bytes, s->lanes.size},
     };
     s->receive = ferry_receive(&s->world, RECEIVER, 0);
     s->receive.options.no_progress_ms = STALE_MS;
@@ -123,7 +124,7 @@ static void scene_finish(scene *s, wherry_status expected, bool touched) {
     script_end(&s->peer);
     wherry_free((void *)s->manifest.bytes);
     wh_free(s->addresses.bytes);
-    wh_free(s->lane_offer.bytes);
+    wh_free(s->lanes.bytes);
     wherry_value_destroy(s->offered);
     wherry_value_destroy(s->target);
     ferry_close(&s->world);
@@ -199,7 +200,7 @@ static void test_a_manifest_of_random_bytes(void **state) {
         for (size_t k = 0; k < sizeof(bytes); k++) {
             bytes[k] = (uint8_t)next_random(&seed);
         }
-        if (i % 2) { /* the beginning is valid */
+        if (i % 2) { /* Every second manifest begins with valid bytes. */
             memcpy(bytes, s.manifest.bytes, 16);
         }
         s.offer.manifest = (wh_bytes){bytes, (size_t)(i * 3) % sizeof(bytes)};
@@ -211,9 +212,10 @@ static void test_a_manifest_of_random_bytes(void **state) {
     }
     s.begun = wh_clock_now();
     s.offer.manifest = s.manifest;
-    s.offer.lane_count = 0;
+    s.offer.lanes = (wh_bytes){0};
     say_offer(&s);
-    scene_finish(&s, WHERRY_UNSUPPORTED, false); /* the state has bytes, but no lane is offered */
+    /* The state has bytes, but the source offers no lane. */
+    scene_finish(&s, WHERRY_UNSUPPORTED, false);
 }
 
 /** An honest offer in which each byte is changed in turn. Nothing is written outside the target. */
@@ -230,7 +232,8 @@ static void test_an_offer_with_each_byte_changed(void **state) {
         text.bytes[at] = before;
         script_say(&s.peer, &abort_note);
         ferry_join(&s.receive);
-        assert_int_not_equal(s.receive.status, WHERRY_OK); /* the source does not confirm */
+        /* The source does not confirm the end. */
+        assert_int_not_equal(s.receive.status, WHERRY_OK);
         ferry_start(&s.receive);
         script_await_want(&s.peer);
     }
@@ -242,7 +245,7 @@ static void test_an_offer_with_each_byte_changed(void **state) {
         script_await_want(&s.peer);
     }
     wh_free(text.bytes);
-    while (script_take(&s.peer, 0)) { /* messages of the earlier receives */
+    while (script_take(&s.peer, 0)) { /* Drop the messages of the earlier receives. */
     }
     s.begun = wh_clock_now();
     say_offer(&s);
@@ -319,7 +322,9 @@ static void test_malformed_offers_of_lanes(void **state) {
     for (size_t i = 0; i < 3; i++) {
         scene s;
         scene_begin(&s, lanes[i], WHERRY_VERIFY_OFF);
-        s.offer.lanes[0].offer = (wh_bytes){garbage, i == 2 ? sizeof(garbage) : 64};
+        s.lanes.size = 0;
+        wh_lanes_add(&s.lanes, lanes[i]->name, garbage, i == 2 ? sizeof(garbage) : 64);
+        s.offer.lanes = (wh_bytes){s.lanes.bytes, s.lanes.size};
         say_offer(&s);
         expect_abort(&s, WHERRY_UNSUPPORTED);
         scene_finish(&s, WHERRY_UNSUPPORTED, false);
@@ -335,7 +340,7 @@ static void begin_frames(scene *s, wherry_verify verify) {
     script_expect(&s->peer, WH_PLAN);
     const uint8_t *request = s->peer.note.request.bytes;
     assert_int_equal(s->peer.note.request.size, 2);
-    assert_true(request[0] == 1 && request[1] == 1 && s->peer.channel >= 0);
+    assert_true(request[0] == 1 && request[1] == 1 && s->peer.channel.fd >= 0);
 }
 
 /** Sends a frame of `bytes` bytes 7. `length` is the length in its header. */
@@ -370,7 +375,7 @@ static void test_frames(void **state) {
         /* too short */
         {{{0, CHUNK - 1, CHUNK - 1}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
         {{{0, 0, 0}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF}, /* empty */
-        /* a length of 2^63 - 1 */
+        /* The header has a length of 2^63 - 1. */
         {{{1, digest - 1, 64}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
         /* the end mark, without any chunk */
         {{{UINT64_MAX, 0, 0}}, WHERRY_TRUNCATED, WHERRY_VERIFY_OFF},
@@ -378,13 +383,13 @@ static void test_frames(void **state) {
         {{{0, CHUNK, CHUNK}, {UINT64_MAX, 0, 0}}, WHERRY_TRUNCATED, WHERRY_VERIFY_OFF},
         /* an end mark with a length */
         {{{UINT64_MAX, 1, 1}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
-        /* silence after a chunk */
+        /* The source sends nothing more after a chunk. */
         {{{0, CHUNK, CHUNK}}, WHERRY_TIMED_OUT, WHERRY_VERIFY_OFF},
-        /* silence within a chunk */
+        /* The source sends nothing more in the middle of a chunk. */
         {{{0, CHUNK, 1000}}, WHERRY_TIMED_OUT, WHERRY_VERIFY_OFF},
         /* bytes after the end mark */
         {{{0, CHUNK, CHUNK}, {1, LAST, LAST}, {UINT64_MAX, 0, 5000}}, WHERRY_OK, WHERRY_VERIFY_OFF},
-        {{{0, CHUNK, CHUNK}}, WHERRY_MALFORMED, WHERRY_VERIFY_ON}, /* without its digest */
+        {{{0, CHUNK, CHUNK}}, WHERRY_MALFORMED, WHERRY_VERIFY_ON}, /* The chunk has no digest. */
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         scene s;
@@ -445,7 +450,8 @@ static void test_unexpected_digests(void **state) {
         script_expect(&s.peer, WH_PLAN);
         script_say(&s.peer, &(wh_note){.type = WH_DIGESTS, .first = cases[i].first, .digests = {digests, 32}});
         if (cases[i].verify == WHERRY_VERIFY_OFF) {
-            script_take(&s.peer, SCRIPT_MS); /* the receiver may say DONE before it reads them */
+            /* The receiver may say DONE before it reads these messages. */
+            script_take(&s.peer, SCRIPT_MS);
             assert_true(s.peer.note.type == WH_DONE || s.peer.note.type == WH_ABORT);
         } else {
             expect_abort(&s, WHERRY_MALFORMED);
@@ -498,7 +504,7 @@ static void test_ends_of_the_lease(void **state) {
     }
 }
 
-/** Sends these bytes after PLAN, then ABORT. Starts another receive. */
+/** Sends these bytes after PLAN, then ABORT, and starts another receive. */
 static void say_and_give_up(scene *s, const void *bytes, size_t size) {
     say_offer(s);
     script_expect(&s->peer, WH_PLAN);
@@ -508,7 +514,7 @@ static void say_and_give_up(scene *s, const void *bytes, size_t size) {
 }
 
 static void begin_another(scene *s) {
-    while (script_take(&s->peer, 0)) { /* messages of the last receive */
+    while (script_take(&s->peer, 0)) { /* Drop the messages of the last receive. */
     }
     ferry_start(&s->receive);
     script_await_want(&s->peer);
@@ -552,7 +558,7 @@ static void test_revoked_while_bytes_arrive(void **state) {
     frame(&s, 0, CHUNK, CHUNK);
     frame(&s, 1, BODY - CHUNK, 100);
     script_say(&s.peer, &(wh_note){.type = WH_REVOKED, .epoch = 77, .status = WHERRY_CANCELLED});
-    expect_abort(&s, WHERRY_REVOKED); /* the acknowledgement */
+    expect_abort(&s, WHERRY_REVOKED); /* The ABORT acknowledges REVOKED. */
     scene_finish(&s, WHERRY_REVOKED, true);
 }
 

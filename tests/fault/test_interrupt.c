@@ -39,12 +39,12 @@ static void await_question(wherry_transport *transport) {
         assert_false(wh_deadline_passed(limit));
         usleep(1000);
         pthread_mutex_lock(&transport->lock);
-        asked = transport->sends && transport->sends->nonces[0] != 0;
+        asked = transport->sends && transport->sends->ranks[0].nonce != 0;
         pthread_mutex_unlock(&transport->lock);
     }
 }
 
-/** Runs a call that cannot complete, and ends it while it waits. */
+/** Runs a call that cannot complete, and ends the call while it waits. */
 static void end_by(ferry_call *call, ending way) {
     wherry_cancel *cancel;
     atomic_bool interrupted = false;
@@ -74,7 +74,8 @@ static void end_by(ferry_call *call, ending way) {
     }
     assert_int_equal(call->error.rank, call->ranks[0]);
     if (now < moment || now - moment >= SOON_MS * MS) {
-        fail_msg("it returned %lld ms after its end, by way %d", (long long)(now - moment) / 1000000, (int)way);
+        fail_msg("it returned %lld ms after it was told to end, by way %d", (long long)(now - moment) / 1000000,
+                 (int)way);
     }
     wherry_cancel_destroy(cancel);
 }
@@ -223,9 +224,9 @@ static void test_an_offer_is_not_accepted(void **state) {
 /** A group that opens no channels until it is told to. */
 typedef struct stuck {
     wh_group base;
-    wh_group_ops ops;
+    wh_group_backend ops;
     wh_group *real;
-    atomic_bool free; /**< It opens channels now. */
+    atomic_bool free; /**< True if the group opens channels now. */
 } stuck;
 
 static wherry_status stuck_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
@@ -235,7 +236,7 @@ static wherry_status stuck_send(wh_group *group, int32_t rank, uint64_t tag, con
 }
 
 static wherry_status stuck_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline,
-                                   const wh_stop *stop, int *channel_p, wherry_error *e) {
+                                   const wh_stop *stop, wh_socket *channel_p, wherry_error *e) {
     stuck *own = (stuck *)group;
     while (!atomic_load(&own->free) && !wh_stop_requested(stop) && !wh_deadline_passed(deadline)) {
         usleep(1000);
@@ -254,8 +255,9 @@ static void test_a_probe_that_hangs(void **state) {
     group.ops = *group.real->ops;
     group.ops.send = stuck_send;
     group.ops.connect = stuck_connect;
-    group.ops.pump = NULL; /* the progress thread reads */
-    group.base = (wh_group){&group.ops, 1, FERRY_RANKS, group.real->mailbox};
+    group.ops.describe = NULL; /* It is for the real group only. */
+    group.ops.pump = NULL;     /* The progress thread reads the message. */
+    group.base = (wh_group){.ops = &group.ops, .rank = 1, .size = FERRY_RANKS, .mailbox = group.real->mailbox};
     wherry_transport_destroy(world.transports[1]);
     must(wh_transport_create(&group.base, 0, lanes, 1, world.transports + 1, &error));
     for (ending way = 0; way < BY_TIMEOUT; way++) {

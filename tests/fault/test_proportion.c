@@ -224,7 +224,8 @@ static void test_merging_that_interleaves(void **state) {
         tensor(to, i, 0, 2, (uint64_t[]){65536, 2}, (uint64_t[]){4, 3});
         tensor(to, i, 1, 2, (uint64_t[]){65536, 2}, (uint64_t[]){4, 3});
     }
-    expect_list(to, WHERRY_OK, (32L + 8) << 20); /* the storages, and little more */
+    /* The limit allows for the storages, and for little more. */
+    expect_list(to, WHERRY_OK, (32L + 8) << 20);
 }
 
 /**

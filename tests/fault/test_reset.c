@@ -36,7 +36,7 @@ static void cut(void) {
     pthread_mutex_lock(&sockets->lock);
     for (wh_connection *one = sockets->connections; one; one = one->next) {
         if (one->rank == 1) {
-            shutdown(one->fd, SHUT_RDWR);
+            shutdown(one->socket.fd, SHUT_RDWR);
         }
     }
     pthread_mutex_unlock(&sockets->lock);

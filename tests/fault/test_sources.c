@@ -17,7 +17,9 @@
 
 enum { SOURCES = 3, RECEIVER = 3, RANKS = 4, STEP = 7 };
 
-/** On one host, the receiver uses one source at a time: USED, as long as it works. */
+/**
+ * On one host, the receiver uses one source at a time. It uses USED as long as that source works.
+ */
 enum { USED = 0, SPARE = 1 };
 
 /** Flags of the job. Flag SENDING + r: rank r is about to send. */
@@ -42,11 +44,12 @@ static const int32_t all_sources[SOURCES] = {0, 1, 2};
 
 typedef struct point {
     const char *name;
-    bool at_source; /**< The victim passes it, else the receiver. */
-    int count;      /**< On which pass, counted from 1. */
-    bool no_cma;    /**< The cma lane does not pass it, because the receiver reads the memory. */
-    bool planned;   /**< Passed only by a source that is used. */
-    bool late;      /**< The receive may have succeeded before. */
+    bool at_source; /**< True if the victim passes the point, false if the receiver passes it. */
+    int count;      /**< The pass at which it happens, counted from 1. */
+    /** The cma lane does not pass the point, because the receiver reads the memory. */
+    bool no_cma;
+    bool planned; /**< Only a source that is used passes the point. */
+    bool late;    /**< The receive may have succeeded before the point. */
 } point;
 
 static const point points[] = {
@@ -108,7 +111,7 @@ static void be_source(job_rank *self) {
     wherry_status status =
         wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, &outcome, &error);
     if (self->rank == s->victim) {
-        job_announce(self, WOKEN); /* it may have any result, but it must end */
+        job_announce(self, WOKEN); /* The victim may have any result, but its call must end. */
     } else {
         job_check(self, status == WHERRY_OK, "the send of another source failed: %s: %s", wherry_status_name(status),
                   error.message);
@@ -184,7 +187,8 @@ static void be_receiver(job_rank *self) {
     }
     job_check(self, ms < LOSS_MS, "the receive ended %.0f ms after the signal", ms);
     if (s->where->planned && !stats.sources[s->victim].bytes && !signalled) {
-        job_announce(self, RECEIVED); /* on a busy machine its offer came too late to be used */
+        /* The machine was busy: the victim's offer came too late to be used. */
+        job_announce(self, RECEIVED);
         return;
     }
     job_await_signal(self);
@@ -304,7 +308,7 @@ static void test_the_only_offer_is_of_a_stopped_source(void **state) {
     run(scenes, LANES);
 }
 
-/** What a lost source sent is kept if another one has the same digests. */
+/** Chunks of a lost source are kept if another source has the same digests. */
 static void test_a_source_is_lost_with_digests(void **state) {
     (void)state;
     everywhere("cma", SIGKILL, false, WHERRY_VERIFY_ON);
@@ -366,7 +370,7 @@ static void be_lonely_receiver(job_rank *self) {
     wherry_stats stats;
     wherry_report *report;
     options.step = STEP;
-    options.threads = 1; /* so that the passes are far enough apart */
+    options.threads = 1; /* Wait, so that the passes are far enough apart. */
     await_sources(self);
     killer = self;
     wh_point_hook = kill_sources;
@@ -403,11 +407,13 @@ static void test_a_receive_fails_if_all_sources_are_killed(void **state) {
     assert_int_equal(failed, 0);
 }
 
-/* ---- one source is lost, and the one that is asked for digests has stopped ---- */
+/* ---- one source is lost, and another one, which is asked for digests, is stopped ---- */
 
 enum { STOPPED = 0, KILLED = 2 };
 
-/** After how many chunks: it may have sent all of its own. */
+/**
+ * The number of chunks after which the source is lost. It may have sent all of its chunks by then.
+ */
 static const int both_at[] = {2, 3, 4, 5};
 
 enum { BOTH = sizeof(both_at) / sizeof(*both_at) };
@@ -604,14 +610,22 @@ static void *change_state(void *context) {
     return context;
 }
 
+/**
+ * Starts to change the state when it is offered. Until then this source sleeps in its call, which
+ * the receiver waits for.
+ */
+static void change_state_when_offered(const char *name) {
+    pthread_t changing;
+    if (strcmp(name, "source offered") == 0 && pthread_create(&changing, NULL, change_state, NULL) != 0) {
+        abort();
+    }
+}
+
 static void be_flawed_source(job_rank *self) {
     wherry_transfer_options options = job_options(self->scene);
     wherry_error error;
-    pthread_t changing;
     options.step = STEP;
-    if (self->rank == USED) {
-        job_check(self, pthread_create(&changing, NULL, change_state, NULL) == 0, "cannot start a thread");
-    }
+    wh_point_hook = self->rank == USED ? change_state_when_offered : NULL;
     job_announce(self, SENDING + self->rank);
     wherry_status status =
         wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, NULL, &error);
@@ -629,10 +643,7 @@ static void be_checking_receiver(job_rank *self) {
     wherry_report *report;
     options.step = STEP;
     options.verify = WHERRY_VERIFY_ON;
-    for (int32_t rank = 0; rank < SOURCES; rank++) {
-        job_await(self, SENDING + rank);
-    }
-    usleep(100000); /* one of them never sleeps */
+    await_sources(self);
     job_must(self, receive(self, &options, &stats, &report, &error), error);
     job_check(self, memcmp(target.memory, sent.memory, sent.bytes) == 0, "the received state differs");
     job_check(self, stats.sources[USED].status == WHERRY_CORRUPT && stats.retries, "the bad source: %s: %s",
@@ -644,7 +655,7 @@ static void test_a_source_that_sends_damaged_chunks_is_dropped(void **state) {
     (void)state;
     static const char cma[] = "cma";
     if (JOB_THREAD_SANITIZER) {
-        return; /* the damage is a data race; other builds run this */
+        return; /* The damage is a data race. Builds without the thread sanitizer run this case. */
     }
     job *all = job_open("a source with damage", RANKS, false, DEAD_AFTER_MS);
     for (int32_t rank = 0; rank < RANKS; rank++) {

@@ -13,6 +13,7 @@
 #include "lane/ucx/ucx.h"
 #include "support/build.h"
 #include "support/process_job.h"
+#include "support/sent_state.h"
 
 enum { SOURCE, RECEIVER, RANKS };
 
@@ -25,8 +26,6 @@ typedef struct scene {
     const char *lane;   /**< The lane that is used. */
     const char *reason; /**< A part of the reason why ucx was not used. */
 } scene;
-
-static job_state sent;
 
 static wherry_transfer_options begin(job_rank *self) {
     const scene *s = self->scene;
@@ -122,7 +121,8 @@ static void test_settings(void **state) {
     const scene nothing = {"no transport", {NULL, NULL}, "ucx,stream", WHERRY_OK, "stream", "UCX"};
     setenv("UCX_TLS", "nosuch", 1);
     run(&nothing);
-    setenv("UCX_TLS", "posix", 1); /* used for peers that may fail only if the user says so */
+    /* UCX uses posix for peers that may fail only if the user says so. */
+    setenv("UCX_TLS", "posix", 1);
     setenv("UCX_MM_ERROR_HANDLING", "n", 1);
     run(&nothing);
     setenv("UCX_MM_ERROR_HANDLING", "y", 1);
@@ -149,7 +149,7 @@ static void handle(int number) {
     (void)number;
 }
 
-/** UCX does not handle SIGHUP and the signals of a crash: they stay the program's. */
+/** UCX does not handle SIGHUP and the signals of a crash: they keep the program's handlers. */
 static int load_and_compare(void) {
     static const int numbers[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGHUP, SIGUSR1};
     struct sigaction before[6];
@@ -237,19 +237,6 @@ static void test_forks(void **state) {
     in_a_child(fork_with_others);
 }
 
-static int set_up(void **state) {
-    (void)state;
-    wherry_log_set_level(WHERRY_LOG_OFF);
-    sent = job_state_create(1);
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    job_state_destroy(&sent);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_missing_or_too_old),
@@ -257,5 +244,5 @@ int main(void) {
         cmocka_unit_test(test_loading_leaves_the_process_as_it_was),
         cmocka_unit_test(test_forks),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, create_sent, destroy_sent);
 }

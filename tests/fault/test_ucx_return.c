@@ -14,6 +14,7 @@
 #include "lane/ucx/ucx.h"
 #include "support/build.h"
 #include "support/process_job.h"
+#include "support/sent_state.h"
 
 enum { SOURCE, RECEIVER, RANKS };
 
@@ -21,8 +22,6 @@ enum { SOURCE, RECEIVER, RANKS };
 enum { SENDING, GAVE_UP_UCX };
 
 enum { TIMES = 3, MEET_MS = 300, LATE_MS = 30 };
-
-static job_state sent;
 
 static void check_figures(job_rank *self, const wherry_stats *stats, const char *lane) {
     job_check(self, strcmp(stats->lane, lane) == 0, "over %s: %s", stats->lane, stats->reasons);
@@ -60,7 +59,7 @@ static void be_steady_source(job_rank *self) {
 }
 
 static void be_mortal_receiver(job_rank *self) {
-    receive(self, "ucx", "ucx"); /* it is killed during this call */
+    receive(self, "ucx", "ucx"); /* The victim is killed during this call. */
 }
 
 static void be_returned_receiver(job_rank *self) {
@@ -105,7 +104,7 @@ static void be_returned_source(job_rank *self) {
     }
 }
 
-/** The victim dies at the point, and another process takes its place. */
+/** The victim dies at a named point, and another process takes its place. */
 static void come_back(const char *name, int32_t victim, const char *point, int number, job_body mortal,
                       job_body returned, job_body steady) {
     job *all = job_open(name, RANKS, true, 0);
@@ -183,7 +182,7 @@ static void count_made(const char *point) {
     made += strcmp(point, "ucx creates a link") == 0;
 }
 
-/** The source's workers notice the end later than its conversation does. */
+/** The source's workers notice the end later than its conversation. */
 static void be_late(const char *point) {
     if (strcmp(point, "ucx source sent END") == 0) {
         usleep(LATE_MS * 1000);
@@ -261,7 +260,7 @@ static void test_ucx_notices_a_death(void **state) {
     if (child == 0) {
         be_silent(&stop, ends[1]);
     }
-    uint8_t there[PIPE_BUF]; /* a pipe delivers this many bytes in one piece */
+    uint8_t there[PIPE_BUF]; /* A pipe delivers this many bytes in one piece. */
     assert_true(read(ends[0], there, sizeof(there)) > WH_UCX_ID_BYTES);
     wh_ucx_link *link;
     wh_ucx_operation operation;
@@ -343,7 +342,7 @@ static void test_forks_between_transfers(void **state) {
 /** The setting of the user on each side. UCX's own default is 64k. */
 static const struct {
     const char *of[RANKS];
-    /** How often links have been created so far: once for long segments, once for others. */
+    /** How many times links were created so far. Long segments need links of their own. */
     int made;
 } users[] = {
     {{NULL, "64k"}, 1}, {{"64k", NULL}, 1}, {{NULL, NULL}, 2}, {{"64k", "64k"}, 2}, {{NULL, NULL}, 2},
@@ -361,7 +360,7 @@ static void be_user(job_rank *self) {
         }
         transfer_once(self);
         first = first ? first : made;
-        job_check(self, made == users[i].made * first, "user %zu: %d links, of %d", i, made, first);
+        job_check(self, made == users[i].made * first, "case %zu created %d links, the first case %d", i, made, first);
     }
     wh_point_hook = NULL;
 }
@@ -378,19 +377,6 @@ static void test_different_settings(void **state) {
     assert_true(job_close(all));
 }
 
-static int set_up(void **state) {
-    (void)state;
-    wherry_log_set_level(WHERRY_LOG_OFF);
-    sent = job_state_create(1);
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    job_state_destroy(&sent);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_receiver_comes_back), cmocka_unit_test(test_source_comes_back),
@@ -398,5 +384,5 @@ int main(void) {
         cmocka_unit_test(test_ucx_notices_a_death), cmocka_unit_test(test_forks_between_transfers),
         cmocka_unit_test(test_different_settings),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, create_sent, destroy_sent);
 }

@@ -1,7 +1,8 @@
 /*
  * Arbitrary bytes from the peer: the state machine must give the same result whether they arrive at
  * once or one by one. The first byte configures the machine. Bit 0: it is the side that connected.
- * Bit 1: it has a secret, so that it never reaches DONE.
+ * Bit 1: it has a secret, so that it never reaches DONE. Bits 2 and 3: its method is another one:
+ * TLS, a ticket, or that of a server and its readers. Only the first one reaches DONE.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -19,11 +20,27 @@ typedef struct outcome {
     size_t output;
 } outcome;
 
+static const wh_group_key key = {.id = 7, .proof = "secret"};
+
+static bool give_ticket(void *context, const wh_hello_fields *peer, uint8_t ticket[WH_KEY_BYTES]) {
+    (void)context;
+    memset(ticket, (int)peer->rank, WH_KEY_BYTES);
+    return true;
+}
+
 static outcome run(uint8_t choice, const uint8_t *data, size_t size, size_t piece) {
     wh_hello_config config = {.rank = 0, .size = 4, .incarnation = 9, .job = "job", .address = "tcp://host:1"};
-    if (choice & 2) {
-        config.secret = "secret";
-        config.secret_size = 6;
+    static const uint8_t binding[WH_KEY_BYTES] = {1};
+    static const wh_hello_method others[] = {WH_HELLO_METHOD_SECRET, WH_HELLO_METHOD_TLS, WH_HELLO_METHOD_TICKET,
+                                             WH_HELLO_METHOD_READER};
+    unsigned other = choice >> 2 & 3;
+    if ((choice & 2) || other) {
+        config.method = others[other];
+        config.keys = &key;
+        config.key_count = config.method == WH_HELLO_METHOD_TLS ? 0 : 1;
+        config.ticket = give_ticket;
+        config.purpose = config.method == WH_HELLO_METHOD_TICKET ? WH_HELLO_DATA : WH_HELLO_CONTROL;
+        config.binding = config.method == WH_HELLO_METHOD_READER ? binding : NULL;
     }
     wh_hello *hello;
     REQUIRE(wh_hello_create(&config, choice & 1, &hello, NULL) == WHERRY_OK);
@@ -44,8 +61,10 @@ static outcome run(uint8_t choice, const uint8_t *data, size_t size, size_t piec
     end.refusal = wh_hello_refusal(hello);
     const wh_hello_fields *peer = wh_hello_peer(hello);
     REQUIRE((end.state == WH_HELLO_FAILED) == (end.status != WHERRY_OK));
-    REQUIRE(end.state != WH_HELLO_DONE || (peer && !(choice & 2)));
+    bool proves = config.method != WH_HELLO_METHOD_NONE && config.method != WH_HELLO_METHOD_TLS;
+    REQUIRE(end.state != WH_HELLO_DONE || (peer && !proves));
     REQUIRE(!peer || (peer->rank < peer->size && strcmp(peer->job, "job") == 0 && strlen(peer->address) <= 256));
+    REQUIRE((wh_hello_end(hello, NULL) == WHERRY_OK) == (end.state == WH_HELLO_DONE));
     wh_hello_destroy(hello);
     return end;
 }

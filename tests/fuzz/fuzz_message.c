@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "range/chunkset.h"
 #include "require.h"
 #include "transfer/message.h"
 
@@ -64,14 +65,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         REQUIRE(status != WHERRY_BAD_VERSION || note.type == WH_WANT || note.type == WH_OFFER);
         return 0;
     }
-    REQUIRE(note.type >= WH_WANT && note.type <= WH_ABORT && note.lane_count <= WH_OFFERED_LANES_MAX);
-    const wh_bytes parts[] = {note.lane, note.request, note.manifest, note.addresses, note.intervals, note.digests};
+    REQUIRE(note.type >= WH_WANT && note.type <= WH_CONFIRMED);
+    const wh_bytes parts[] = {note.lane,      note.request, note.manifest, note.addresses,
+                              note.intervals, note.digests, note.lanes};
     for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
         check_within(parts[i], data, size);
     }
-    for (size_t i = 0; i < note.lane_count; i++) {
-        check_within(note.lanes[i].name, data, size);
-        check_within(note.lanes[i].offer, data, size);
+    wh_bytes offer = {0};
+    if (wh_lanes_find(note.lanes, "cma", &offer)) {
+        check_within(offer, data, size);
     }
     bool printable = check_text(note.path, data, size);
     printable = check_text(note.text, data, size) && printable;

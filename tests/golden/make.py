@@ -59,7 +59,7 @@ def write(files, folder=HERE):
 
 
 def main(arguments):
-    sys.setrecursionlimit(10000)  # for the deeply nested cases
+    sys.setrecursionlimit(10000)  # The deeply nested cases need this.
     files = golden_files()
     if arguments == ["--check"]:
         wrong = check(files)

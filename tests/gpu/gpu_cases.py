@@ -28,7 +28,7 @@ def rank():
     return dist.get_rank()
 
 
-# ---- what it takes: the first case, so that what is made at a first transfer counts ----
+# ---- memory: the first case, so that the memory that a first transfer allocates counts ----
 
 
 class Watch:
@@ -69,7 +69,7 @@ def case_memory_growth():
             assert watch.grown <= 128, f"{stats.lane}: {watch.grown} MiB"
 
 
-# ---- what arrives, and where ----
+# ---- contents and devices ----
 
 
 def case_plain_arrives_on_the_host():
@@ -83,7 +83,7 @@ def case_plain_arrives_on_the_host():
 
 
 def case_new_on_the_device():
-    """New tensors are torch's own: of its caching allocator, which gets them back."""
+    """New tensors come from torch's caching allocator, and their memory goes back to it."""
     gc.collect()
     before = torch.cuda.memory_allocated() if ON_GPU else 0
     state = plain_state(2, mib=64)
@@ -104,7 +104,7 @@ def case_new_on_the_device():
 
 
 def case_mixed_in_place():
-    """A tensor on the host within a job on a GPU is filled, not forgotten."""
+    """In a state on a GPU, a tensor on the host is received too."""
     state = mixed_state(3)
     target = zeroed(state)
     received, stats = one_way(state, target)
@@ -197,7 +197,7 @@ def case_a_model_with_adam():
     if rank():
         assert (
             received["optimizer"]["state"][0]["exp_avg"].device.type == DEVICE.type
-        )  # new, on `device`
+        )  # The tensors are new, on `device`.
         assert received["optimizer"]["state"][0]["step"].device.type == "cpu"
         optimizer.load_state_dict(received["optimizer"])
     outcome = torch.stack(
@@ -281,7 +281,7 @@ def case_sharded_tensor():
         for shard in shards:
             shard.tensor.add_(1.0)
         expect_lane(stats, "cuda_ipc")
-    # and back, in place
+    # The state goes back, in place.
     back, _ = one_way(received, target, source=1)
     if rank() == 0:
         assert back["w"] is target["w"]
@@ -354,7 +354,7 @@ def case_a_slow_kernel_before_the_receive():
 
 
 def case_memory_that_is_freed_while_kernels_run():
-    """New memory that torch's allocator has just got back, with kernels queued on it."""
+    """New tensors get memory that was just freed, while kernels that use it are still queued."""
     for _ in range(3):
         if rank() and ON_GPU:
             old = torch.empty(64 * MIB, dtype=torch.uint8, device=DEVICE)
@@ -371,7 +371,7 @@ def case_memory_that_is_freed_while_kernels_run():
             assert bool((received["x"] == 4).all())
 
 
-# ---- every way ----
+# ---- lanes ----
 
 
 def case_every_lane():
@@ -387,7 +387,7 @@ def case_every_lane():
 
 
 def case_keep_open():
-    """The same memory again and again, and other memory in its place."""
+    """The same memory in several transfers, and other memory at the same addresses."""
     for turn in range(6):
         state = {"w": [torch.full((9 * MIB,), float(turn), device=DEVICE) for _ in range(4)]}
         received, stats = one_way(state, zeroed(state), keep_open=turn != 4)
@@ -401,11 +401,11 @@ def case_keep_open():
             torch.cuda.empty_cache()
 
 
-# ---- what goes wrong ----
+# ---- errors ----
 
 
 def case_mismatches():
-    """Found before anything is touched; the next transfer works."""
+    """A mismatch is found before any byte is written, and the next transfer works."""
     good = {"w": torch.full((40,), 2.0, device=DEVICE), "v": torch.ones(3, device=DEVICE)}
     bad = {
         "shapes differ": {
@@ -421,10 +421,10 @@ def case_mismatches():
         try:
             one_way(good, target)
             raise AssertionError(f"not refused: {text}")
-        except wherry.Mismatch as error:
+        except wherry.errors.Mismatch as error:
             assert rank() == 1 and error.path == "w" and text in str(error), error
             assert bool((target["w"] == 7.0).all()) and bool((target["v"] == 1.0).all())
-        except wherry.Aborted as error:
+        except wherry.errors.Aborted as error:
             assert rank() == 0 and text in str(error), error
     target = zeroed(good)
     one_way(good, target)
@@ -437,13 +437,13 @@ def case_a_timeout_leaves_the_device_usable():
             try:
                 way.recv_checkpoint(0)
                 raise AssertionError("nobody sent")
-            except wherry.Timeout:
+            except wherry.errors.Timeout:
                 pass
     assert float(torch.ones(3, device=DEVICE).sum()) == 3.0
     dist.barrier()
 
 
-# ---- the other faces ----
+# ---- other interfaces ----
 
 
 def case_torchft():

@@ -1,4 +1,4 @@
-"""A rank dies during a transfer from or into GPU memory: what the other rank has then."""
+"""A rank dies during a transfer from or into GPU memory: the result of the other rank."""
 
 import time
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 import wherry
 from gpu_states import DEVICE, MIB, ON_GPU, transport
 
-#: Enough for a slow lane to be at it for seconds, and to be killed meanwhile.
+#: Enough bytes that a slow lane needs seconds, so that a rank can be killed meanwhile.
 PARTS = 64 if ON_GPU else 12
 
 
@@ -41,7 +41,7 @@ def pause_then_kill(victim):
             raise AssertionError(
                 f"the transfer was done before rank {victim} was killed: make it larger"
             )
-        except wherry.PeerLost as error:
+        except wherry.errors.PeerLost as error:
             assert rank != victim
             print(f"after {time.monotonic() - begin:.2f} s: {error}")
     device_works()

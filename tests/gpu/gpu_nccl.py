@@ -17,7 +17,7 @@ def start():
 
 
 def meets_by_the_store():
-    """The group carries nothing: not even its communicator is made."""
+    """Nothing is sent over the NCCL group, so not even its communicator is created."""
     start()
     state = mixed_state(1)
     received, stats = one_way(state, zeroed(state))

@@ -17,14 +17,14 @@ from wherry.torch import PGTransport  # noqa: E402
 WANTED = os.environ.get("WHERRY_GPU_TEST_DEVICE", "cuda:0")
 DEVICE = torch.device(
     f"cuda:{launch.rank()}" if WANTED == "each" else WANTED
-)  # each rank has its own device, or all have the same
+)  # Each rank has its own device, or all ranks have the same one.
 ON_GPU = DEVICE.type == "cuda"
 LIMIT = 60
 MIB = 1 << 20
 
 
 def on_device(value):
-    """The same with every tensor on the device; tensors that are one stay one."""
+    """A copy with every tensor on the device. A tensor that occurs twice is copied once."""
     seen = {}
 
     def move(item):
@@ -125,7 +125,7 @@ def plain_state(seed=0, mib=5):
 
 
 def mixed_state(seed=0):
-    """What a training on a GPU has: most on the GPU, an optimizer's steps on the host."""
+    """A state as in training on a GPU: the step counters of the optimizer are on the host."""
     torch.manual_seed(seed)
     return {
         "model": {
@@ -141,7 +141,7 @@ def mixed_state(seed=0):
 
 
 def zeroed(value):
-    """The same with zeros: to receive into."""
+    """A copy that contains zeros, to receive into."""
     if isinstance(value, nn.Parameter):
         return nn.Parameter(torch.zeros_like(value.detach()))
     if isinstance(value, torch.Tensor):
@@ -164,8 +164,8 @@ def transport(target=None, group=None, timeout=LIMIT, **options):
 
 
 def one_way(state, target=None, source=0, **options):
-    """One transfer between the two ranks. The receiver gets what arrived and the figures; the
-    source nothing, and its figures."""
+    """One transfer between the two ranks. Returns the received state (at the source: None) and the
+    statistics."""
     rank = dist.get_rank()
     with transport(target if rank != source else None, **options) as way:
         if rank == source:
@@ -175,9 +175,9 @@ def one_way(state, target=None, source=0, **options):
 
 
 def expect_lane(stats, name):
-    """The lanes differ on the CPU, on which the cases themselves are tested."""
+    """Checks the lane. On the CPU, which only tests the cases themselves, other lanes are used."""
     assert not ON_GPU or name in stats.lane.split("+"), (
-        f"went by {stats.lane}, not by {name}: {stats.reasons}"
+        f"the lane was {stats.lane}, not {name}: {stats.reasons}"
     )
 
 

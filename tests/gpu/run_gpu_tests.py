@@ -26,7 +26,7 @@ EXPANDABLE = {
 }
 
 
-# What two ranks do that have a GPU each.
+# The cases for two ranks with a GPU each.
 PAIR = (
     "new_on_the_device",
     "mixed_in_place",
@@ -72,7 +72,7 @@ def run_nccl(function):
 
 
 class Report:
-    """What came of each case."""
+    """The result of each case."""
 
     def __init__(self):
         self.rows = []
@@ -150,7 +150,7 @@ def nccl(report, env):
             if VERBOSE:
                 print("       ", job.ranks[1].output[-1500:].replace("\n", "\n        "))
 
-    report.guard("nccl: meets by the store", body)
+    report.guard("nccl: ranks meet at the store", body)
 
 
 VERBOSE = False
@@ -162,7 +162,7 @@ def main():
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--only", choices=("plain", "expandable", "pair", "faults", "nccl"))
     parser.add_argument(
-        "--verbose", action="store_true", help="what the receiving rank printed, too"
+        "--verbose", action="store_true", help="print the output of the receiving rank too"
     )
     parser.add_argument("cases", nargs="*")
     arguments = parser.parse_args()

@@ -19,7 +19,7 @@ def needs_hosts():
 
 @pytest.fixture
 def needs_wire():
-    """For links with a delay or a loss."""
+    """Skips the test if links with a delay or a loss are not possible here."""
     if reason := hosts.lacking(wire=True):
         pytest.skip(reason)
 

@@ -12,9 +12,9 @@ addresses, 10.77.NETWORK.HOST, exist only inside.
 A link can have a rate (tbf), and the first host's link a delay and a loss (wire.py). A link that is
 cut drops everything but keeps its carrier, like a dead switch: nobody is told.
 
-Namespaces last as long as the processes that hold them, and these as long as the pipe to this
-process. So nothing is left if a test is killed. `lacking()` says why a machine cannot have such
-hosts."""
+Processes hold the namespaces. They end when the pipe to this process is closed, and the namespaces
+end with them. So nothing is left if a test is killed. `lacking()` says why a machine cannot have
+such hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 SUBNET = "10.77"
 PORT = 29500
 
-#: The queue of the qdisc that limits the rate: about that of a real link with this rate.
+#: The queue of the qdisc that limits the rate. It is about as long as that of a real link.
 BURST_BYTES = 256 << 10
 QUEUE_BYTES = 3 << 20
 
@@ -42,7 +42,7 @@ def lacking(*, wire: bool = False) -> str:
         if shutil.which(tool) is None:
             return f"there is no command '{tool}': scripts/install-deps hosts installs it"
     if os.geteuid() != 0:
-        return "making namespaces takes root"
+        return "making namespaces needs root"
     trial = "mount -t tmpfs none /mnt && ip link add name v0 type veth peer name v1 && ip link add name b0 type bridge"
     trial += " && tc qdisc add dev v0 root tbf rate 1mbit burst 10k limit 10k"
     if wire:
@@ -108,12 +108,12 @@ class Keeper:
 
 
 class Host(Keeper):
-    """One host. `pid` is a process in its namespaces, for launch.py."""
+    """One host. `pid` is a process in its namespaces; launch.py needs it."""
 
     def __init__(self, number: int, boot: str, names: str, shared: dict[str, Keeper] | None = None):
         """
-        :param boot: its boot id.
-        :param names: its /etc/hosts.
+        :param boot: the host's boot id.
+        :param names: the host's /etc/hosts.
         """
         self.number = number
         self.name = f"host{number}"
@@ -136,7 +136,7 @@ class Host(Keeper):
 
     def sent(self, network: int = 0) -> int:
         """The bytes sent over an interface."""
-        text = self.run("cat", "/proc/net/dev")  # of the reader's namespace
+        text = pathlib.Path(f"/proc/{self.pid}/net/dev").read_text()
         line = next(one for one in text.splitlines() if one.strip().startswith(f"eth{network}:"))
         return int(line.split(":")[1].split()[8])
 
@@ -204,12 +204,13 @@ class World:
         )
 
     def _limit(self, host: Host, network: int, mbit: int) -> None:
-        """Limits what leaves the host. What arrives has left another host."""
+        """Limits the rate of packets that leave the host. To limit what arrives, limit the other
+        host."""
         rule = f"rate {mbit}mbit burst {BURST_BYTES} limit {QUEUE_BYTES}"
         host.run("tc", "qdisc", "add", "dev", f"eth{network}", "root", "tbf", *rule.split())
 
     def cut(self, number: int, network: int = 0) -> None:
-        """Drops everything to and from a host."""
+        """Drops all packets to and from a host. Nobody is told."""
         self.switch.ip(f"link set p{network}h{number} nomaster")
 
     def mend(self, number: int, network: int = 0) -> None:
@@ -222,12 +223,12 @@ class World:
         self.hosts[number].close()
 
     def environment(self, **more: object) -> dict[str, object]:
-        """The variables with which ranks meet on the first host, with torch and with Wherry; a
+        """The variables with which ranks meet on the first host, in torch and in Wherry, and a
         secret."""
         return {
             "MASTER_ADDR": self.hosts[0].address(),
             "MASTER_PORT": PORT,
-            "WHERRY_SECRET": "of the hosts",
+            "WHERRY_SECRET": "a secret of the hosts",
             **more,
         }
 

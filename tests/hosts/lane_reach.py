@@ -1,4 +1,5 @@
-"""Which lanes this build and this machine have: tries them between two ranks of this process."""
+"""Finds out which lanes this build and this machine have: tries them between two ranks of this
+process."""
 
 import functools
 import tempfile
@@ -10,8 +11,8 @@ import wherry
 
 @functools.cache
 def lacking(lane):
-    """Why a lane is missing; "" if it is there. A lane that is there but fails must fail its
-    tests."""
+    """The reason why a lane is missing; "" if it is available. A lane that is available but fails
+    must fail its tests."""
     reasons = []
 
     def be(rank, folder):
@@ -21,10 +22,10 @@ def lacking(lane):
                     wherry.send(group, [1], {"w": torch.ones(1000)}, lanes=lane, timeout=20)
                 else:
                     wherry.recv(group, 0, lanes=lane, timeout=20)
-        except (wherry.InvalidArgument, wherry.Unsupported) as error:
+        except (wherry.errors.InvalidArgument, wherry.errors.Unsupported) as error:
             reasons.append(str(error))
         except wherry.Error:
-            pass  # caused by the other rank, or the tests will find it
+            pass  # The other rank caused this error, or the tests will find its cause.
 
     with tempfile.TemporaryDirectory() as folder:
         threads = [threading.Thread(target=be, args=(rank, folder)) for rank in range(2)]

@@ -1,4 +1,4 @@
-"""Ranks on several hosts: which way the bytes take, and which network."""
+"""Ranks on several hosts: which lane and which network the bytes take."""
 
 import pathlib
 import re
@@ -28,11 +28,11 @@ def check(state, seed, mib=1):
     assert state["w"].numel() == mib << 18 and bool((state["w"] == seed).all())
 
 
-# ---- the way ----
+# ---- the lane ----
 
 
 def everybody_body(lane):
-    """Each sends to all others. Returns the lane to each."""
+    """Each rank sends to all others. Returns the lane to each of them."""
     taken = {}
     with wherry.Group.join("env://", 30) as group:
         for source in range(group.size):
@@ -58,7 +58,7 @@ def test_four_hosts_of_two_ranks(lane):
 
 
 def one_to_one_body(mib=1, lane=None):
-    """Rank 0 sends to the other, which returns how long it took."""
+    """Rank 0 sends to the other rank, which returns how long it took."""
     with wherry.Group.join("env://", 30) as group:
         if group.rank == 0:
             wherry.send(group, [1], a_state(3, mib), timeout=50, lanes=lane)
@@ -93,7 +93,7 @@ def refusals(log):
             "stream",
             {"cma": "rank 0 is on another host", "ring": "rank 0 is on another host"},
         ),
-        # Containers of one machine. Those of a pod share the network; some share the pids.
+        # Containers of one machine. Containers of one pod share the network; some share the pids.
         (
             True,
             "",
@@ -126,8 +126,7 @@ def listens_at(log):
 
 @pytest.mark.parametrize("island", [0, 1])
 def test_an_interface_that_leads_nowhere_is_not_advertised(island):
-    """Each host has another interface, as many have one for containers, or a cable that is not
-    plugged in."""
+    """Each host has another interface too, such as one for containers, or one without a cable."""
     with hosts.World(2, networks=2) as world:
         for host in world.hosts:
             world.cut(host.number, island)
@@ -158,8 +157,8 @@ def test_ipv6():
 
 @pytest.mark.parametrize("remedy", ["default route", "WHERRY_INTERFACE", ""])
 def test_a_host_whose_own_name_leads_to_loopback(remedy):
-    """As in Debian's /etc/hosts. All ranks use the first host's name, which resolves to another
-    address on that host."""
+    """As in Debian's /etc/hosts, the first host's name resolves to another address on that host
+    itself. All ranks use this name."""
     with hosts.World(2, debian=True) as world:
         if remedy == "default route":
             for host in world.hosts:
@@ -182,7 +181,7 @@ def test_a_host_whose_own_name_leads_to_loopback(remedy):
 
 
 def nobody_comes_body():
-    with pytest.raises(wherry.Timeout, match="1 of 2 ranks have not come"):
+    with pytest.raises(wherry.errors.Timeout, match="1 of 2 ranks have not come"):
         wherry.Group.join("env://", 1)
 
 
@@ -196,10 +195,10 @@ def test_a_meeting_point_that_no_way_leads_to_is_passed_over():
 def wrong_network_body(cut):
     with wherry.Group.join("env://", 20) as group:
         if group.rank == 0:
-            with pytest.raises(wherry.PeerError):
+            with pytest.raises(wherry.errors.PeerError):
                 wherry.send(group, [1], a_state(3), timeout=20, lanes="stream")
         else:
-            with pytest.raises(wherry.PeerLost, match=f"at {cut}:") as caught:
+            with pytest.raises(wherry.errors.PeerLost, match=f"at {cut}:") as caught:
                 wherry.recv(group, 0, timeout=20, lanes="stream")
             assert caught.value.rank == 0 and "WHERRY_INTERFACE" in str(caught.value)
 
@@ -224,7 +223,8 @@ def test_far_away_and_lossy(lane, needs_wire):
 
 
 def test_few_round_trips(needs_wire):
-    """A receiver needs three round trips until the bytes move: it opens all channels at once."""
+    """A receiver needs three round trips before the bytes move, because it opens all channels at
+    once."""
     with hosts.World(2, delay_ms=300) as world:
         log = run_pair(world, 1, "stream")
     plan = next(re.search(r"plan ([0-9.]+)", line) for line in log if "info: received" in line)
@@ -255,6 +255,6 @@ def test_nothing_is_left_of_hosts_whose_test_was_killed(needs_wire):
     until = time.monotonic() + 10
     while any(
         pathlib.Path(f"/proc/{pid}/ns/net").exists() for pid in keepers
-    ):  # a process that has ended has none
+    ):  # A process that has ended has no namespace.
         assert time.monotonic() < until
         time.sleep(0.01)

@@ -10,8 +10,8 @@ import pytest
 import wherry
 from test_hosts import a_state, check
 
-#: How soon ranks notice the loss of a link. docs/groups.md says five seconds; this machine may be
-#: busy.
+#: Time limit for ranks to notice the loss of a link. docs/groups.md says five seconds; this machine
+#: may be busy.
 LINK_SECONDS = 5 + 2
 
 
@@ -21,8 +21,8 @@ BIG = 64
 
 
 def cut_body(lane):
-    """Rank 0 sends to 1 and 2; the link to 1 is cut in the middle. Then it is mended, and 1 asks
-    again."""
+    """Rank 0 sends to ranks 1 and 2. The link to rank 1 is cut in the middle. Then it is mended,
+    and rank 1 asks again."""
 
     def moved(progress):
         if group.rank == 1 and progress.bytes > progress.total / 8:
@@ -39,17 +39,17 @@ def cut_body(lane):
         group.barrier(1, 30)
         if group.rank == 0:
             error = awaits(
-                wherry.PeerLost,
+                wherry.errors.PeerLost,
                 lambda: wherry.send(group, [1, 2], a_state(5, BIG), timeout=60, lanes=lane),
             )
             assert [(one.rank, one.ok) for one in error.outcomes] == [
                 (1, False),
                 (2, True),
             ] and error.rank == 1
-            wherry.send(group, [2], a_state(6), timeout=20, lanes=lane)  # the others continue
+            wherry.send(group, [2], a_state(6), timeout=20, lanes=lane)  # The other ranks continue.
         elif group.rank == 1:
             error = awaits(
-                wherry.PeerError,
+                wherry.errors.PeerError,
                 lambda: wherry.recv(group, 0, timeout=60, lanes=lane, progress=moved),
             )
             assert error.rank == 0 and error.stats.lane == lane
@@ -89,14 +89,14 @@ def greet_again(group, rank):
     while True:
         try:
             group.send(rank, 5, b"hello", 20)
-            return group.receive(rank, 5, 20)[1]
-        except wherry.PeerLost:
+            return group.recv(rank, 5, 20)[1]
+        except wherry.errors.PeerLost:
             if time.monotonic() > until:
                 raise
 
 
 def survivor_body(lane):
-    """The other ranks: they meet the rank that comes back, and the next rank heals it."""
+    """What the other ranks do: they meet the rank that comes back, and the next rank heals it."""
     with wherry.Group.join("env://", 30) as group:
         group.barrier(1, 30)
         launch.say(f"ready {group.rank}")
@@ -107,7 +107,7 @@ def survivor_body(lane):
             time.sleep(0.01)
         launch.wait_for("back")
         began = time.monotonic()
-        while not group.alive(lost):  # it has met one of the others, which tells the rest
+        while not group.alive(lost):  # It has met one of the others, and that one tells the rest.
             assert time.monotonic() - began < LINK_SECONDS
             time.sleep(0.01)
         source = (lost + 1) % group.size
@@ -121,7 +121,7 @@ def victim_body():
     with wherry.Group.join("env://", 30) as group:
         group.barrier(1, 30)
         launch.say(f"ready {group.rank}")
-        group.receive(wherry.ANY_RANK, 99, 60)
+        group.recv(wherry.ANY_RANK, 99, 60)
 
 
 def returned_body(lane):
@@ -130,7 +130,7 @@ def returned_body(lane):
         check(wherry.recv(group, (group.rank + 1) % group.size, timeout=30, lanes=lane), 8, 4)
         for rank in range(group.size):
             if rank != group.rank:
-                assert group.receive(rank, 5, 20)[1] == b"hello"
+                assert group.recv(rank, 5, 20)[1] == b"hello"
                 group.send(rank, 5, f"of {group.rank}".encode(), 20)
         group.barrier(2, 30)
         return os.uname().nodename

@@ -1,5 +1,5 @@
-"""Ranks of MPI on two hosts, two on each. They are started from a third, as from a cluster's login
-node, by the launcher's own way."""
+"""Ranks of MPI on two hosts, two on each. MPI's launcher starts them from a third host, as from the
+login node of a cluster."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ LATE_MS = PIECE_MS + 1800
 #: Without InfiniBand, Open MPI uses UCX only if it is told to.
 OMPI_WITH_UCX = {"": "ucx", "_ucx_tls": "any", "_ucx_devices": "any"}
 
-#: What takes the place of ssh: AGENT [OPTION...] HOST COMMAND... runs it there.
+#: The program that replaces ssh: AGENT [OPTION...] HOST COMMAND... runs the command on the host.
 AGENT = """#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 case $1 in
@@ -60,7 +60,7 @@ class Job:
             )
             more = os.read(self.process.stdout.fileno(), 1 << 16) if ready else b""
             assert more, (
-                f"'{word}' was not said {count} times: {self.text.decode()}{self.errors.read_text()}"
+                f"fewer than {count} lines begin with '{word}': {self.text.decode()}{self.errors.read_text()}"
             )
             self.text += more
         return self.lines(word)
@@ -117,7 +117,8 @@ def started(world, folder, flavour, *arguments, old_ucx=False):
         yield Job(process, errors)
     finally:
         process.kill()
-        process.wait()  # processes that it started have its output too, and end with the hosts
+        # Processes that the launcher started have its output too. They end with the hosts.
+        process.wait()
         process.stdout.close()
 
 
@@ -158,7 +159,7 @@ def test_which_lane_the_bytes_take(flavour, lanes, tmp_path):
         try:
             assert job.process.wait(20 if flavour == "openmpi" else 2) == 0
         except subprocess.TimeoutExpired:
-            # MPICH before 4.2 may wait in MPI_Finalize for ever over UCX on TCP, in any program:
+            # MPICH before 4.2 may never return from MPI_Finalize over UCX on TCP, in any program:
             # pmodels/mpich#6596.
             assert flavour == "mpich"
 
@@ -182,11 +183,11 @@ def test_a_link_is_cut_in_the_middle(flavour, between, tmp_path):
         started(world, tmp_path, flavour, between, "cut") as job,
     ):
         job.wait_for("moving", 1)
-        await_sent(world.hosts[0], 512 << 10)  # of 9.75 MB, which take 3.9 s
+        await_sent(world.hosts[0], 512 << 10)  # The whole state has 9.75 MB, which take 3.9 s.
         world.cut(1)
         assert job.wait_for("lane", 1) == [["0", "1", "cma"]]
         time.sleep(LATE_MS / 1000)
-        world.mend(1)  # so that the output of the second host's ranks arrives
+        world.mend(1)  # Now the output of the second host's ranks can arrive.
         ended = {int(rank): (status, int(ms)) for rank, status, ms in job.wait_for("ended", 2)}
         job.wait_for("well", 4)
     assert {status for status, _ in ended.values()} == {"WHERRY_TIMED_OUT"}

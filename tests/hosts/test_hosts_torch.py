@@ -5,7 +5,9 @@ from datetime import timedelta
 
 import hosts
 import launch
+import pytest
 import torch.distributed as dist
+import wherry
 from torch_states import assert_same, clone, finish, plain_state, start
 from wherry import torchft
 from wherry.torch import PGTransport
@@ -29,8 +31,8 @@ def gloo_body(lane):
         taken = {}
         for source, others in ((0, [1, 2]), (1, [0])):
             if rank == source:
-                transport.send_checkpoint(others, plain_state(10 + source))
-                taken = {one.rank: one.stats.lane for one in transport.last_outcomes}
+                outcomes = transport.send_checkpoint(others, plain_state(10 + source))
+                taken = {one.rank: one.stats.lane for one in outcomes}
             elif rank in others:
                 assert_same(plain_state(10 + source), transport.recv_checkpoint(source))
     finish()
@@ -38,7 +40,7 @@ def gloo_body(lane):
 
 
 def test_pgtransport_meets_by_the_store(lane):
-    """Ranks 0 and 2 are on one host, 1 on another."""
+    """Ranks 0 and 2 are on one host, rank 1 on another."""
     with (
         hosts.World(2) as world,
         launch.job(
@@ -52,7 +54,8 @@ def test_pgtransport_meets_by_the_store(lane):
 
 
 def torchft_body(lane):
-    """As in a Manager: torchft passes the metadata of the healthy replica to the one that heals."""
+    """As in a Manager, torchft passes the metadata of the healthy replica to the replica that
+    heals."""
     transport = torchft.Transport(timeout=LIMIT, lanes=lane)
     state = {"model": plain_state(4, mib=8), "torchft": {"step": 7, "batches_committed": 70}}
     if launch.rank() == 0:
@@ -68,9 +71,28 @@ def torchft_body(lane):
 
 
 def test_torchft_heals_a_replica_on_another_host(lane):
-    """The lighthouse is on the first host: on the way to it each replica has the address that
-    others reach it at."""
+    """The lighthouse is on the first host. From the route to the lighthouse, each replica learns
+    the address at which others reach it."""
     with hosts.World(2) as world:
         env = world.environment(TORCHFT_LIGHTHOUSE=f"http://{world.hosts[0].name}:29510")
         with launch.job(2, hosts=world.hosts, env=env) as job:
             job.run(torchft_body, lane)
+
+
+def torchft_without_secret_body():
+    with torchft.Transport(timeout=LIMIT) as transport:
+        if launch.rank() == 0:
+            transport.send_checkpoint([1], 7, {"a": 1}, LIMIT)
+            launch.say("metadata", transport.metadata())
+            return launch.wait_for("refused")
+        with pytest.raises(wherry.errors.InvalidArgument, match="set WHERRY_SECRET") as caught:
+            transport.recv_checkpoint(0, launch.wait_for("metadata"), 7, LIMIT)
+        launch.say("refused", str(caught.value))
+
+
+def test_torchft_says_that_several_hosts_need_a_secret():
+    with hosts.World(2) as world:
+        lighthouse = f"http://{world.hosts[0].name}:29510"
+        env = world.environment(TORCHFT_LIGHTHOUSE=lighthouse, WHERRY_SECRET="")
+        with launch.job(2, hosts=world.hosts, env=env) as job:
+            assert "on another host" in job.run(torchft_without_secret_body)[0]

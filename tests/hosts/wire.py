@@ -6,9 +6,9 @@ from one to the other after DELAY_MS. It drops the share LOSS of them (0.01: one
 replaces netem, which not every kernel has. It prints "ready" when the interfaces exist, and ends
 when its standard input is closed.
 
-Without a loss, frames may be as long as the kernel likes (64 KiB, to be cut by whoever gets them),
-which is what makes 1 Gbit/s possible here. With one they are as long as on a real wire, so that
-what is lost is one packet."""
+Without a loss, the kernel passes frames of up to 64 KiB, and the receiving side cuts them.
+Otherwise 1 Gbit/s would not be possible here. With a loss, frames are as long as on a real wire, so
+that each lost frame is one packet."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ IFF_NO_PI = 0x1000
 IFF_VNET_HDR = 0x4000
 TUN_F_CSUM_TSO = (
     0x01 | 0x02 | 0x04
-)  # checksums, and long frames of IPv4 and IPv6, are left to the other side
+)  # Checksums are left to the other side, and so is cutting long frames of IPv4 and IPv6.
 FRAME_MAX = 70_000
 SEED = 7
-#: How many frames are read before those that are due are sent.
+#: Maximum number of frames to read before frames that are due are sent.
 BATCH = 32
 
 
 def open_tap(pid: int, name: str, long_frames: bool) -> int:
-    """Makes an interface in the network namespace of a process. Returns what frames are read from
-    and written to."""
+    """Creates an interface in the network namespace of a process. Returns a descriptor for its
+    frames."""
     namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(namespace, CLONE_NEWNET) != 0:
@@ -78,7 +78,7 @@ class Direction:
             try:
                 os.write(self.sink, self.waiting.popleft()[1])
             except OSError:
-                pass  # the interface is not up yet, or has no room: as on any wire
+                pass  # The interface is not up yet, or has no room: drop the frame, as on any wire.
 
 
 def main() -> int:

@@ -55,7 +55,7 @@ static void across_a_cut(const scene *at, const char *lanes) {
     options.progress_context = &said;
     clock_gettime(CLOCK_MONOTONIC, &from);
     if (scene_rank == 0) {
-        said = true; /* the receiver says it */
+        said = true; /* The receiver prints "moving", not this rank. */
         status = wherry_checkpoint_send(at->transport, &(int32_t){2}, 1, state, &options, NULL, &scene_error);
     } else if (scene_rank == 2) {
         status = wherry_checkpoint_recv(at->transport, 0, &options, NULL, &scene_error);
@@ -78,7 +78,7 @@ int main(int count, char **arguments) {
     MPI_Init_thread(&count, &arguments, MPI_THREAD_MULTIPLE, &scene_level);
     MPI_Comm_rank(MPI_COMM_WORLD, &scene_rank);
     static char line[256];
-    setvbuf(stdout, line, _IOLBF, sizeof(line)); /* so that each line is written at once */
+    setvbuf(stdout, line, _IOLBF, sizeof(line)); /* This makes each line appear at once. */
     const char *lanes = count > 1 && strcmp(arguments[1], "default") != 0 ? arguments[1] : NULL;
     bool cut = count > 2 && strcmp(arguments[2], "cut") == 0;
     scene at = scene_open(MPI_COMM_WORLD);

@@ -15,7 +15,7 @@ enum { REMOTES = REMOTE_WORLD - 1 };
 /** Addresses of the remote ranks. */
 static remote_address addresses[REMOTES];
 
-/** A rank of a place. */
+/** A rank of the group under test, as rank 0 knows it. */
 typedef struct member {
     int32_t rank;
     uint64_t table; /**< The remote rank's handle. */
@@ -207,7 +207,8 @@ static void *open_place(int32_t size, uint32_t flags) {
     }
     member *members = calloc((size_t)size, sizeof(*members));
     remote_request request = {.kind = REMOTE_OPEN, .flags = flags};
-    for (int32_t rank = 0; rank < size; rank++) { /* to all ranks first, because it is collective */
+    /* The request goes to all ranks first, because it is collective. */
+    for (int32_t rank = 0; rank < size; rank++) {
         ask(rank, &request, NULL);
     }
     for (int32_t rank = 0; rank < size; rank++) {

@@ -24,7 +24,7 @@ typedef struct block {
     char bytes[];
 } block;
 
-static MPI_Comm own_communicator; /* of the remote ranks only */
+static MPI_Comm own_communicator; /* The communicator of the remote ranks only. */
 static atomic_bool over;
 
 /* ---- requests ---- */
@@ -93,7 +93,7 @@ static void *finish_block(const table *at, const remote_request *request, remote
 static wherry_status abandon_block(const table *at, const remote_request *request) {
     block *one = (block *)(uintptr_t)request->operation;
     if (!at->ops.abandon(at->context, one->operation)) {
-        return WHERRY_CLOSED; /* its memory stays */
+        return WHERRY_CLOSED; /* The block keeps its memory. */
     }
     memset(one->bytes, 0xDD, one->size);
     free(one);

@@ -31,8 +31,8 @@ typedef struct remote_request {
     uint32_t flags; /**< OPEN: WHERRY_MPI_*. */
     uint64_t table;
     uint64_t operation;
-    uint64_t size;    /**< Of a block. */
-    uint64_t payload; /**< Bytes that follow. */
+    uint64_t size;    /**< Length of a block. */
+    uint64_t payload; /**< Number of bytes that follow. */
 } remote_request;
 
 typedef struct remote_answer {

@@ -12,7 +12,7 @@ wherry_stats scene_stats;
 
 void scene_check(bool holds, const char *what, const char *file, int line) {
     if (!holds) {
-        fprintf(stderr, "rank %d: %s:%d: does not hold: %s (latest error: %s)\n", scene_rank, file, line, what,
+        fprintf(stderr, "rank %d: %s:%d: not true: %s (latest error: %s)\n", scene_rank, file, line, what,
                 scene_error.message);
         scene_failures++;
     }

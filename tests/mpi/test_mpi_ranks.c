@@ -116,13 +116,13 @@ static void test_messages_of_the_program(void) {
     scene_close(&at);
 }
 
-/** Ranks are those of the communicator, and several groups can exist at once. */
+/** The group has the ranks of the communicator, and several groups can exist at once. */
 static void test_several_groups(void) {
     MPI_Comm half;
     MPI_Comm_split(MPI_COMM_WORLD, scene_rank % 2, -scene_rank, &half);
     scene all = scene_open(MPI_COMM_WORLD);
     scene own = scene_open(half);
-    MPI_Comm_free(&half); /* the group has its own copy */
+    MPI_Comm_free(&half); /* The group has its own copy of the communicator. */
     CHECK(wherry_group_size(own.group) == SCENE_RANKS / 2);
     CHECK(wherry_group_rank(own.group) == (scene_rank < 2 ? 1 : 0));
     scene_ferry(&own, 0, 1, "blocks", scene_rank % 2);
@@ -230,7 +230,7 @@ static void test_background(void) {
     if (scene_rank == 2) {
         int32_t rank = -1;
         for (int i = 0; i < 2000 && wherry_transport_waiting(transport, &rank, 1) == 0; i++) {
-            usleep(5000); /* the message is read although no thread is in a call */
+            usleep(5000); /* The message is read although no thread is in a call. */
         }
         CHECK(rank == 0);
         wherry_value *state = scene_state(1);
@@ -286,7 +286,7 @@ static void test_given_up_in_the_middle(void) {
             wherry_value *received = NULL;
             status = wherry_checkpoint_recv(at.transport, 0, &options, &received, &scene_error);
             wherry_value_destroy(status == WHERRY_OK ? received : NULL);
-            scene_fill(state, 50); /* nothing may change it from now on */
+            scene_fill(state, 50); /* From now on nothing may change it. */
         }
         if (scene_rank < 2) {
             CHECK(status == WHERRY_OK || status == WHERRY_CANCELLED || status == WHERRY_ABORTED ||

@@ -46,10 +46,10 @@ static int serve(const wh_test_meeting *meeting, int32_t rank, int32_t size) {
         }
         if (wh_inbox_take(inbox, wh_deadline_in_ms(10), &message, NULL) == WHERRY_OK &&
             message.kind == WH_MESSAGE_CHANNEL) {
-            if (send(message.channel, "+", 1, MSG_NOSIGNAL) != 1) {
+            if (wh_socket_write(&message.channel, &(struct iovec){(void *)(uintptr_t) "+", 1}, 1) != 1) {
                 return 3;
             }
-            message.channel = -1; /* open until this process dies */
+            message.channel = WH_NO_SOCKET; /* The channel stays open until this process dies. */
         }
     }
 }
@@ -94,28 +94,28 @@ static void test_process(void **state) {
     wh_group_destroy(group);
 }
 
-static void read_end(int channel, int64_t ms) {
-    struct pollfd at = {channel, POLLIN, 0};
+static void read_end(const wh_socket *channel, int64_t ms) {
+    struct pollfd at = {channel->fd, POLLIN, 0};
     char byte;
     assert_int_equal(poll(&at, 1, (int)ms), 1);
-    assert_true(recv(channel, &byte, 1, 0) <= 0);
+    assert_true(wh_socket_read(channel, &(struct iovec){&byte, 1}, 1) <= 0);
 }
 
 static void test_peer_dies(void **state) {
     const wh_test_meeting *meeting = *state;
     wh_group *group;
-    int channel;
+    wh_socket channel;
     char byte;
     pid_t child = start(meeting, 1, 2);
     must(wh_test_join(meeting, 0, 2, JOIN_MS, &group, &error));
     wait_for_answer(group);
     must(wh_group_connect(group, 1, TALK, wh_deadline_in_ms(SOON_MS), NULL, &channel, &error));
-    struct pollfd at = {channel, POLLIN, 0};
+    struct pollfd at = {channel.fd, POLLIN, 0};
     assert_int_equal(poll(&at, 1, SOON_MS), 1);
-    assert_int_equal(recv(channel, &byte, 1, 0), 1);
+    assert_int_equal(wh_socket_read(&channel, &(struct iovec){&byte, 1}, 1), 1);
     finish(child);
-    read_end(channel, DEATH_MS);
-    close(channel);
+    read_end(&channel, DEATH_MS);
+    wh_socket_close(&channel);
     must_fail(WHERRY_PEER_LOST, error,
               wh_group_connect(group, 1, TALK, wh_deadline_in_ms(SOON_MS), NULL, &channel, &error));
     assert_int_equal(error.rank, 1);
@@ -123,17 +123,18 @@ static void test_peer_dies(void **state) {
 }
 
 /**
- * A stopped process answers nothing: the call ends at its deadline, or at once if the process dies.
+ * A stopped process answers nothing: the call waits until its deadline, or ends at once if the
+ * process dies.
  */
 static void test_stopped_peer(void **state) {
     const wh_test_meeting *meeting = *state;
     wh_group *group;
-    int channel;
+    wh_socket channel;
     pid_t child = start(meeting, 1, 2);
     must(wh_test_join(meeting, 0, 2, JOIN_MS, &group, &error));
     wait_for_answer(group);
     kill(child, SIGSTOP);
-    assert_int_equal(waitpid(child, NULL, WUNTRACED), child); /* all of its threads are stopped */
+    assert_int_equal(waitpid(child, NULL, WUNTRACED), child); /* All of its threads are stopped. */
     uint64_t begin = wh_clock_now();
     must_fail(WHERRY_TIMED_OUT, error,
               wh_group_connect(group, 1, TALK, wh_deadline_in_ms(300), NULL, &channel, &error));
@@ -141,7 +142,7 @@ static void test_stopped_peer(void **state) {
     assert_true((wh_clock_now() - begin) / 1000000 < DEATH_MS);
     pid_t killer = fork();
     if (killer == 0) {
-        wh_await_asleep(getppid()); /* the test waits in its call */
+        wh_await_asleep(getppid()); /* The test waits in its call. */
         kill(child, SIGKILL);
         _exit(0);
     }
@@ -175,7 +176,7 @@ static void test_children_outlive_it(void **state) {
             own = closed ? getpid() : -1;
             _exit(write(report[1], &own, sizeof(own)) == sizeof(own) && sleep(60));
         }
-        own = fork(); /* and one that does not use the group */
+        own = fork(); /* The other process does not use the group. */
         if (own == 0) {
             own = getpid();
             _exit(write(report[1], &own, sizeof(own)) == sizeof(own) && sleep(60));

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -19,17 +20,25 @@
 #include "group/hello.h"
 #include "group/mailbox.h"
 #include "group/sockets/connection.h"
+#include "group/sockets/internal.h"
 #include "group/sockets/sockets.h"
 #include "support/build.h"
+#include "support/descriptors.h"
 #include "support/meeting.h"
 
-enum { SOON_MS = 10000, DEAD_AFTER_MS = 2400, ASK = 1 };
+enum { SOON_MS = 10000, DEAD_AFTER_MS = 2400, ASK = 1, NEVER_SENT = 3 };
 
 #define TALK (WH_TAG_CONVERSATION | 5)
 
 static wherry_error error;
 
-/** Rank 0, the victim; the test acts as rank 1. */
+/** The hostile rank, and the size of the group. */
+static int32_t hostile = 1;
+static int32_t ranks = 2;
+
+static uint32_t dead_after_ms = DEAD_AFTER_MS;
+
+/** Rank 0, the victim; the test acts as the hostile rank. */
 typedef struct victim {
     const wh_test_meeting *meeting;
     wh_group *group;
@@ -39,8 +48,9 @@ typedef struct victim {
 static void *join_victim(void *context) {
     victim *v = context;
     char address[128];
-    wh_sockets_options options = {.heartbeat_ms = 100, .dead_after_ms = DEAD_AFTER_MS};
-    snprintf(address, sizeof(address), "unix://%s/meet?rank=0&size=2&job=test", v->meeting->folder);
+    wh_sockets_options options = {.allow_insecure = true, .heartbeat_ms = 100, .dead_after_ms = dead_after_ms};
+    options.wait_for = (uint32_t)ranks;
+    snprintf(address, sizeof(address), "unix://%s/meet?rank=0&size=%d&job=test", v->meeting->folder, (int)ranks);
     v->status = wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &v->group, NULL);
     return NULL;
 }
@@ -65,7 +75,7 @@ static void say(int fd, wh_hello *hello) {
     size_t size;
     wh_hello_output(hello, &out, &size);
     if (size == 0) {
-        return; /* the other side may have closed the connection */
+        return; /* The other side may have closed the connection. */
     }
     assert_int_equal(send(fd, out, size, MSG_NOSIGNAL), (ssize_t)size);
     wh_hello_sent(hello, size);
@@ -78,8 +88,8 @@ static void say(int fd, wh_hello *hello) {
 static wherry_status try_to_greet(const wh_test_meeting *meeting, uint64_t incarnation, wh_hello_purpose purpose,
                                   wh_hello **hello_p, int *fd_p) {
     wh_hello_config config = {.purpose = purpose,
-                              .rank = 1,
-                              .size = 2,
+                              .rank = (uint32_t)hostile,
+                              .size = (uint32_t)ranks,
                               .incarnation = incarnation,
                               .job = "test",
                               .address = "unix:/nowhere"};
@@ -90,7 +100,7 @@ static wherry_status try_to_greet(const wh_test_meeting *meeting, uint64_t incar
     while (status == WHERRY_OK && wh_hello_state_of(hello) != WH_HELLO_DONE) {
         uint8_t in[1];
         size_t used;
-        if (!wh_hello_peer(hello)) { /* the next frame is the last one */
+        if (!wh_hello_peer(hello)) { /* The next frame would be the last one. */
             say(fd, hello);
         }
         assert_int_equal(recv(fd, in, 1, 0), 1);
@@ -155,19 +165,32 @@ static const nonsense all_nonsense[] = {
     {WH_HELLO_CONTROL, UINT32_MAX, WH_FRAME_MESSAGE, 0, 0, 0, 0},
     {WH_HELLO_CONTROL, WH_FRAME_MAX + 1, WH_FRAME_TABLE, 0, 0, 0, 0},
     {WH_HELLO_CONTROL, 15, WH_FRAME_MESSAGE, 1, 0, 15, 0},
-    {WH_HELLO_CONTROL, 16, WH_FRAME_MESSAGE, 1, 1, 16, 0},          /* empty, but not the last */
-    {WH_HELLO_CONTROL, 16, WH_FRAME_MESSAGE, 1, UINT64_MAX, 16, 0}, /* of impossible length */
+    /* an empty part that is not the last one */
+    {WH_HELLO_CONTROL, 16, WH_FRAME_MESSAGE, 1, 1, 16, 0},
+    /* a message of impossible length */
+    {WH_HELLO_CONTROL, 16, WH_FRAME_MESSAGE, 1, UINT64_MAX, 16, 0},
     {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, 1, UINT64_MAX, 16, 1},
     {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, 1, WH_MESSAGE_MAX + 1, 16, 1},
-    {WH_HELLO_CONTROL, 13, WH_FRAME_TABLE, 1, 1, 13, 0}, /* half an entry */
-    /* an impossible rank */
-    {WH_HELLO_CONTROL, 14, WH_FRAME_TABLE, UINT64_MAX, UINT64_MAX, 14, 0},
-    /* rank 1 with an incarnation in the far future, above which none can come */
-    {WH_HELLO_CONTROL, 14, WH_FRAME_TABLE, UINT64_C(0x1FFFFFFFF), UINT64_C(0xFFFFFFFF00000000), 14, 0},
-    /* a place that cannot be printed */
-    {WH_HELLO_CONTROL, 15, WH_FRAME_TABLE, 0, UINT64_C(0x100010700), 15, 0},
+    {WH_HELLO_CONTROL, 13, WH_FRAME_TABLE, 1, 1, 13, 0}, /* half of a table entry */
+    /* an entry with an impossible rank */
+    {WH_HELLO_CONTROL, 15, WH_FRAME_TABLE, UINT64_MAX, UINT64_C(0xFFFFFFFF00000000), 15, 0},
+    /* an entry that gives rank 1 an incarnation in the far future, above which none can come */
+    {WH_HELLO_CONTROL, 15, WH_FRAME_TABLE, UINT64_C(0x1FFFFFFFF), UINT64_C(0xFFFFFFFF00000000), 15, 0},
+    /* a place that cannot be printed, and a place of no known form */
+    {WH_HELLO_CONTROL, 16, WH_FRAME_TABLE, 0, UINT64_C(0x100000107), 16, 0},
+    {WH_HELLO_CONTROL, 16, WH_FRAME_TABLE, 0, UINT64_C(0x103000000), 16, 0},
+    {WH_HELLO_CONTROL, 0, WH_FRAME_PING, 0, 0, 0, 0},
+    {WH_HELLO_CONTROL, 9, WH_FRAME_PONG, 0, 0, 9, 0},
+    {WH_HELLO_CONTROL, 1, WH_FRAME_IDLE, 0, 0, 1, 0},
+    {WH_HELLO_CONTROL, 15, WH_FRAME_ARRIVED, 1, 1, 15, 0},
+    {WH_HELLO_CONTROL, 16, WH_FRAME_ARRIVED, 0, 1, 16, 0}, /* a frame that names no rank */
+    {WH_HELLO_CONTROL, 16, WH_FRAME_ARRIVED, 3, 1, 16, 0}, /* a frame that names too many ranks */
+    /* a frame that names impossible ranks */
+    {WH_HELLO_CONTROL, 16, WH_FRAME_ARRIVED, UINT64_MAX, UINT64_MAX, 16, 0},
+    {WH_HELLO_CONTROL, 19, WH_FRAME_MISSING, 1, 0, 19, 0},
+    {WH_HELLO_CONTROL, 20, WH_FRAME_MISSING, 1, UINT64_MAX, 20, 0},
     {WH_HELLO_CONTROL, 8, WH_FRAME_ATTACH, TALK, 0, 8, 0},
-    {WH_HELLO_DATA, 8, WH_FRAME_ATTACH, TALK, 0, 8, 1}, /* bytes sent too early */
+    {WH_HELLO_DATA, 8, WH_FRAME_ATTACH, TALK, 0, 8, 1}, /* bytes sent before the answer */
     {WH_HELLO_DATA, 9, WH_FRAME_ATTACH, TALK, 0, 9, 0},
     {WH_HELLO_DATA, 0, WH_FRAME_ATTACH, 0, 0, 0, 0},
     {WH_HELLO_DATA, 0, WH_FRAME_PING, 0, 0, 0, 0},
@@ -248,7 +271,126 @@ static void test_nonsense(void **state) {
     wh_group_destroy(v.group);
 }
 
-/** A silent peer: before the greeting, after one for data, and after one for messages. */
+/* ---- every type in every state, beside a good peer ---- */
+
+/** How far a connection of the hostile rank has come. */
+typedef enum stage {
+    STAGE_DIALLED,
+    STAGE_HELLO,    /**< The PROOF of the hostile rank is sent, but no ACCEPT. */
+    STAGE_PROOF,    /**< Its PROOF is sent, but no ACCEPT. */
+    STAGE_CONTROL,  /**< Greeted. */
+    STAGE_MESSAGE,  /**< The hostile rank has sent a part of a message. */
+    STAGE_IDLE,     /**< The hostile rank wants to close the connection. */
+    STAGE_DATA,     /**< Greeted, for data. */
+    STAGE_ATTACHED, /**< The hostile rank has asked for an inbox. */
+    STAGES,
+} stage;
+
+static int reach_stage(const wh_test_meeting *meeting, uint64_t incarnation, stage at) {
+    const nonsense part = {WH_HELLO_CONTROL, 20, WH_FRAME_MESSAGE, 7, 100, 16, 4};
+    const nonsense idle = {WH_HELLO_CONTROL, 0, WH_FRAME_IDLE, 0, 0, 0, 0};
+    const nonsense attach = {WH_HELLO_DATA, 8, WH_FRAME_ATTACH, TALK, 0, 8, 0};
+    wh_hello_config config = {.rank = (uint32_t)hostile, .size = (uint32_t)ranks, .incarnation = incarnation};
+    wh_hello *hello = NULL;
+    int fd;
+    if (at == STAGE_DIALLED || at == STAGE_HELLO) {
+        fd = dial(meeting);
+        config.job = "test";
+        must(wh_hello_create(&config, true, &hello, &error));
+        if (at == STAGE_HELLO) {
+            say(fd, hello);
+        }
+    } else if (at == STAGE_PROOF) {
+        fd = begin_to_greet(meeting, incarnation, WH_HELLO_CONTROL, &hello);
+    } else {
+        fd = greet(meeting, incarnation, at < STAGE_DATA ? WH_HELLO_CONTROL : WH_HELLO_DATA);
+    }
+    wh_hello_destroy(hello);
+    if (at == STAGE_MESSAGE || at == STAGE_IDLE || at == STAGE_ATTACHED) {
+        speak(fd, at == STAGE_MESSAGE ? &part : at == STAGE_IDLE ? &idle : &attach);
+    }
+    return fd;
+}
+
+/** Sends many frames of a type. The victim may have closed the connection already. */
+static void shout(int fd, uint8_t type, int form) {
+    enum { TIMES = 50, BODY = 64 };
+    static const size_t claimed[] = {0, 1, 8, 16, 20, BODY, BODY, WH_FRAME_MAX, UINT32_MAX};
+    uint8_t bytes[WH_FRAME_HEAD + BODY];
+    size_t size = claimed[form];
+    memset(bytes, form == 5 ? 0xFF : 0, sizeof(bytes));
+    wh_frame_head(bytes, type, size);
+    /* 6: truncated */
+    size_t sent = WH_FRAME_HEAD + (size < BODY ? size : form == 6 ? BODY / 2 : BODY);
+    for (int i = 0; i < TIMES && send(fd, bytes, sent, MSG_NOSIGNAL | MSG_DONTWAIT) > 0; i++) {
+    }
+}
+
+enum { FORMS = 9 };
+
+/** The good peer and the victim exchange messages. */
+static void expect_service(wh_group *asked, wh_group *good) {
+    wh_message message;
+    wh_deadline soon = wh_deadline_in_ms(SOON_MS);
+    must(wh_group_send(good, 0, ASK, "ask", 3, soon, &error));
+    must(wh_group_receive(asked, 1, ASK, soon, &message, &error));
+    wh_message_clear(&message);
+    must(wh_group_send(asked, 1, ASK, "answer", 6, soon, &error));
+    must(wh_group_receive(good, 0, ASK, soon, &message, &error));
+    assert_int_equal(message.size, 6);
+    wh_message_clear(&message);
+}
+
+static void *join_good(void *context) {
+    victim *v = context;
+    char address[128];
+    wh_sockets_options options = {.allow_insecure = true, .heartbeat_ms = 100, .dead_after_ms = DEAD_AFTER_MS};
+    snprintf(address, sizeof(address), "unix://%s/meet?rank=1&size=3&job=test", v->meeting->folder);
+    v->status = wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &v->group, NULL);
+    return NULL;
+}
+
+/** Whatever one member sends, and whenever, another member is served all the time. */
+static void test_every_type_in_every_state(void **state) {
+    static const uint8_t types[] = {0, 1, 2, 3, 4, 16, 17, 18, 19, 20, 21, 22, 23, 255};
+    victim v = {.meeting = *state};
+    victim good = {.meeting = *state};
+    pthread_t threads[2];
+    uint64_t incarnation = 1;
+    hostile = 2;
+    ranks = 3;
+    assert_int_equal(pthread_create(threads, NULL, join_victim, &v), 0);
+    close(dial(v.meeting)); /* Waits until the victim listens. */
+    assert_int_equal(pthread_create(threads + 1, NULL, join_good, &good), 0);
+    int fd = greet(v.meeting, incarnation, WH_HELLO_CONTROL);
+    pthread_join(threads[0], NULL);
+    pthread_join(threads[1], NULL);
+    must(v.status);
+    must(good.status);
+    close(fd);
+    wh_inbox *inbox;
+    must(wh_inbox_open(v.group, TALK, &inbox, &error));
+    for (stage at = 0; at < STAGES; at++) {
+        for (size_t i = 0; i < sizeof(types); i++) {
+            for (int form = 0; form < FORMS; form++) {
+                fd = reach_stage(v.meeting, ++incarnation, at);
+                shout(fd, types[i], form);
+                close(fd);
+            }
+            expect_service(v.group, good.group);
+        }
+    }
+    hostile = 1;
+    ranks = 2;
+    wh_inbox_close(inbox);
+    wh_group_destroy(good.group);
+    wh_group_destroy(v.group);
+}
+
+/**
+ * A peer that is silent: before the greeting, after a greeting for data, and after a greeting for
+ * messages.
+ */
 static void test_silence(void **state) {
     victim v = {.meeting = *state};
     pthread_t thread;
@@ -270,6 +412,144 @@ static void test_silence(void **state) {
     wh_group_destroy(v.group);
 }
 
+/** A peer that asks again and again to close a connection, and reads no answer, is given up. */
+static void test_many_idles(void **state) {
+    enum { FRAMES = 2000, TIMES = 20 };
+    static uint8_t idles[FRAMES * WH_FRAME_HEAD];
+    victim v = {.meeting = *state};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, join_victim, &v), 0);
+    int fd = greet(v.meeting, 1, WH_HELLO_CONTROL);
+    pthread_join(thread, NULL);
+    must(v.status);
+    for (size_t i = 0; i < FRAMES; i++) {
+        wh_frame_head(idles + i * WH_FRAME_HEAD, WH_FRAME_IDLE, 0);
+    }
+    for (int i = 0; i < TIMES && send(fd, idles, sizeof(idles), MSG_NOSIGNAL) > 0; i++) {
+    }
+    assert_true(read_to_end(fd) < DEAD_AFTER_MS / 2);
+    expect_lost(v.group);
+    close(talk(v.meeting, v.group, 2));
+    wh_group_destroy(v.group);
+}
+
+/** Connections that never greet do not use up the descriptors, and do not keep others out. */
+static void test_many_strangers(void **state) {
+    enum { STRANGERS = 200, ALLOWED = 64 + 16 };
+    victim v = {.meeting = *state};
+    pthread_t thread;
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    int strangers[STRANGERS];
+    assert_int_equal(pthread_create(&thread, NULL, join_victim, &v), 0);
+    close(dial(v.meeting)); /* Waits until the victim listens. */
+    snprintf(name.sun_path, sizeof(name.sun_path), "%s/meet", v.meeting->folder);
+    for (int i = 0; i < STRANGERS; i++) {
+        strangers[i] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(connect(strangers[i], (struct sockaddr *)&name, sizeof(name)), 0);
+    }
+    int fd = greet(v.meeting, 1, WH_HELLO_CONTROL);
+    pthread_join(thread, NULL);
+    must(v.status);
+    int open_now = open_descriptors() - STRANGERS;
+    for (int i = 0; i < STRANGERS; i++) {
+        close(strangers[i]);
+    }
+    assert_true(open_now < ALLOWED + 32);
+    close(fd);
+    close(talk(v.meeting, v.group, 2));
+    wh_group_destroy(v.group);
+}
+
+enum { DRIPPING = 100 };
+
+/** Connections that each send one byte of an endless greeting from time to time. */
+typedef struct dripping {
+    int sockets[DRIPPING];
+    atomic_bool over;
+} dripping;
+
+static void *drip(void *context) {
+    enum { PAUSE_US = 200000 };
+    static const uint8_t hello[WH_FRAME_HEAD] = {0, 0, 0x0F, 0, 1};
+    dripping *d = context;
+    for (size_t at = 0; !atomic_load(&d->over); usleep(PAUSE_US), at++) {
+        for (int i = 0; i < DRIPPING; i++) {
+            send(d->sockets[i], at < sizeof(hello) ? hello + at : hello, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        }
+    }
+    return NULL;
+}
+
+/** Connections that greet without end do not keep others out either. */
+static void test_dripping_strangers(void **state) {
+    victim v = {.meeting = *state};
+    dripping d = {.over = false};
+    pthread_t threads[2];
+    dead_after_ms = 10 * SOON_MS;
+    assert_int_equal(pthread_create(threads, NULL, join_victim, &v), 0);
+    for (int i = 0; i < DRIPPING; i++) {
+        d.sockets[i] = dial(v.meeting);
+    }
+    assert_int_equal(pthread_create(threads + 1, NULL, drip, &d), 0);
+    int fd = greet(v.meeting, 1, WH_HELLO_CONTROL);
+    pthread_join(threads[0], NULL);
+    must(v.status);
+    atomic_store(&d.over, true);
+    pthread_join(threads[1], NULL);
+    for (int i = 0; i < DRIPPING; i++) {
+        close(d.sockets[i]);
+    }
+    close(fd);
+    dead_after_ms = DEAD_AFTER_MS;
+    wh_group_destroy(v.group);
+}
+
+/** A member cannot use up the descriptors by connections that it greets over. */
+static void test_many_greetings(void **state) {
+    enum { MANY = 40, CHANNELS = WH_MAILBOX_CHANNELS + 20 };
+    const nonsense attach = {WH_HELLO_DATA, 8, WH_FRAME_ATTACH, TALK, 0, 8, 0};
+    const nonsense good = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, ASK, 0, 16, 1};
+    victim v = {.meeting = *state};
+    pthread_t thread;
+    int control[MANY];
+    int data[CHANNELS];
+    wh_inbox *inbox;
+    wh_message message;
+    dead_after_ms = 10 * SOON_MS; /* The connections send nothing in the meantime. */
+    assert_int_equal(pthread_create(&thread, NULL, join_victim, &v), 0);
+    for (int i = 0; i < MANY; i++) {
+        control[i] = greet(v.meeting, 1, WH_HELLO_CONTROL);
+    }
+    pthread_join(thread, NULL);
+    must(v.status);
+    read_to_end(control[MANY - 1]);
+    must(wh_inbox_open(v.group, TALK, &inbox, &error));
+    for (int i = 0; i < CHANNELS; i++) {
+        char answer;
+        data[i] = greet(v.meeting, 1, WH_HELLO_DATA);
+        speak(data[i], &attach);
+        assert_int_equal(recv(data[i], &answer, 1, 0), 1);
+    }
+    read_to_end(data[CHANNELS - 1]);
+    for (int i = 0; i < WH_MAILBOX_CHANNELS; i++) {
+        assert_true(wh_inbox_poll(inbox, &message));
+        wh_message_clear(&message);
+    }
+    assert_false(wh_inbox_poll(inbox, &message));
+    speak(control[0], &good);
+    must(wh_group_receive(v.group, 1, ASK, wh_deadline_in_ms(SOON_MS), &message, &error));
+    wh_message_clear(&message);
+    for (int i = 0; i < MANY - 1; i++) {
+        close(control[i]);
+    }
+    for (int i = 0; i < CHANNELS - 1; i++) {
+        close(data[i]);
+    }
+    dead_after_ms = DEAD_AFTER_MS;
+    wh_inbox_close(inbox);
+    wh_group_destroy(v.group);
+}
+
 /** Keeps the thread that reads from the peers busy. */
 static void block(void *context, wh_message *message) {
     sem_t *at = context;
@@ -288,7 +568,7 @@ typedef struct succession {
     wh_inbox *inbox;
     wh_hello *hello;
     int successor;
-    int fd; /**< Of the old incarnation; read last. */
+    int fd; /**< From the old incarnation; read last. */
 } succession;
 
 static void begin_succession(succession *s, const wh_test_meeting *meeting) {
@@ -325,7 +605,10 @@ static void end_succession(succession *s) {
     wh_group_destroy(s->v.group);
 }
 
-/** Messages that a process sent before it ended arrive, even if its successor is noticed first. */
+/**
+ * Messages that a process sent before it ended arrive, even if the victim notices its successor
+ * first.
+ */
 static void test_last_words(void **state) {
     const nonsense last = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, TALK, 0, 16, 1};
     succession s;
@@ -345,7 +628,7 @@ static void test_last_words(void **state) {
     end_succession(&s);
 }
 
-static atomic_bool scarce; /* large allocations fail */
+static atomic_bool scarce; /* Large allocations fail. */
 
 static void *take_scarce(void *context, size_t size) {
     (void)context;
@@ -403,10 +686,10 @@ static void test_stop_in_the_middle_of_a_message(void **state) {
     must_fail(WHERRY_CANCELLED, error,
               wh_group_send_until(v.group, 1, ASK, bytes, LARGE, wh_deadline_in_ms(SOON_MS), &stop, &error));
     assert_int_equal(error.rank, 1);
-    free(bytes); /* the memory belongs to the caller again */
-    const nonsense alive = {WH_HELLO_CONTROL, 0, WH_FRAME_PING, 0, 0, 0, 0};
+    free(bytes); /* The memory belongs to the caller again. */
+    const nonsense alive = {WH_HELLO_CONTROL, 8, WH_FRAME_PING, 0, 0, 8, 0};
     static char part[64 << 10];
-    for (size_t all = 0; all <= LARGE;) { /* the rest are headers of frames */
+    for (size_t all = 0; all <= LARGE;) { /* The rest of the bytes are headers of frames. */
         speak(fd, &alive);
         ssize_t got = recv(fd, part, sizeof(part), 0);
         assert_true(got > 0);
@@ -417,14 +700,150 @@ static void test_stop_in_the_middle_of_a_message(void **state) {
     wh_stop_destroy(&stop);
 }
 
+/* ---- a relay between two members ---- */
+
+static const char key[] = "a secret of three ranks";
+
+/** A member of a TCP group of three ranks with a secret and shortcuts. */
+typedef struct member {
+    const wh_test_meeting *meeting;
+    int32_t rank;
+    wh_group *group;
+    wherry_status status;
+} member;
+
+static void *join_member(void *context) {
+    member *m = context;
+    char address[128];
+    wh_sockets_options options = {.secret = key, .secret_size = sizeof(key), .dial_only = m->rank > 0};
+    snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=%d&size=3&job=test", m->meeting->port, (int)m->rank);
+    m->status = wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &m->group, NULL);
+    return NULL;
+}
+
+/** The Unix socket of a member's shortcut. */
+static socklen_t shortcut_of(wh_group *group, int32_t rank, struct sockaddr_un *at) {
+    wh_sockets *sockets = (wh_sockets *)group;
+    *at = (struct sockaddr_un){.sun_family = AF_UNIX};
+    pthread_mutex_lock(&sockets->lock);
+    const char *name = strrchr(sockets->members[rank].place, ';');
+    assert_non_null(name);
+    int size = snprintf(at->sun_path + 1, sizeof(at->sun_path) - 1, "wherry-group-%s", name + 1);
+    pthread_mutex_unlock(&sockets->lock);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)size);
+}
+
+static void await_loss(wh_group *group, int32_t rank) {
+    wh_sockets *sockets = (wh_sockets *)group;
+    bool gone = false;
+    for (wh_deadline end = wh_deadline_in_ms(SOON_MS); !gone; usleep(1000)) {
+        assert_false(wh_deadline_passed(end));
+        pthread_mutex_lock(&sockets->lock);
+        gone = sockets->members[rank].gone;
+        pthread_mutex_unlock(&sockets->lock);
+    }
+}
+
+/** Reads a frame of a greeting. @return its size; 0 if the other side has closed the connection. */
+static size_t read_frame(int fd, uint8_t frame[WH_HELLO_FRAME_MAX]) {
+    if (recv(fd, frame, WH_FRAME_HEAD, MSG_WAITALL) != WH_FRAME_HEAD) {
+        return 0;
+    }
+    size_t size = wh_load_be32(frame);
+    assert_true(size <= WH_HELLO_FRAME_MAX - WH_FRAME_HEAD);
+    assert_int_equal(size ? recv(fd, frame + WH_FRAME_HEAD, size, MSG_WAITALL) : 0, (ssize_t)size);
+    return WH_FRAME_HEAD + size;
+}
+
+/** Passes a frame of a greeting on. @return its type; 0 if there is none. */
+static uint8_t relay_frame(int from, int to) {
+    uint8_t frame[WH_HELLO_FRAME_MAX];
+    size_t size = read_frame(from, frame);
+    assert_int_equal(size ? send(to, frame, size, MSG_NOSIGNAL) : 0, (ssize_t)size);
+    return size ? frame[4] : 0;
+}
+
+static void *send_to_rank_1(void *context) {
+    member *m = context;
+    m->status = wh_group_send(m->group, 1, ASK, "x", 1, wh_deadline_in_ms(SOON_MS), NULL);
+    return NULL;
+}
+
+/** Opens a channel to rank 1. */
+static void *connect_to_rank_1(void *context) {
+    member *m = context;
+    wh_socket channel;
+    m->status = wh_group_connect(m->group, 1, TALK, wh_deadline_in_ms(SOON_MS), NULL, &channel, NULL);
+    return NULL;
+}
+
+/**
+ * A relay listens at the socket of a member that has ended, and passes the greeting of another
+ * member on to a third one. The relay gets no proof from it, so it cannot act as that member.
+ */
+static void test_relay(void **state) {
+    enum { A, B, C, ACCEPT = 3, REFUSE = 4 };
+    member members[] = {{.meeting = *state}, {.meeting = *state, .rank = 1}, {.meeting = *state, .rank = 2}};
+    pthread_t threads[3];
+    struct sockaddr_un at;
+    wh_message message;
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(pthread_create(threads + i, NULL, join_member, members + i), 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        pthread_join(threads[i], NULL);
+        must(members[i].status);
+    }
+    socklen_t size = shortcut_of(members[A].group, B, &at);
+    wh_group_destroy(members[B].group);
+    await_loss(members[A].group, B);
+    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&at, size) || listen(listener, 10), 0);
+    size = shortcut_of(members[A].group, C, &at);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_create(threads, NULL, i ? connect_to_rank_1 : send_to_rank_1, members + A), 0);
+        struct pollfd dialled = {listener, POLLIN, 0};
+        assert_int_equal(poll(&dialled, 1, SOON_MS), 1);
+        int near = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        int far = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(connect(far, (struct sockaddr *)&at, size), 0);
+        relay_frame(near, far); /* HELLO */
+        relay_frame(far, near);
+        uint8_t frame[WH_HELLO_FRAME_MAX];
+        assert_true(read_frame(near, frame) > 0);
+        assert_int_equal(frame[4], REFUSE);
+        /* Nothing protects these frames. */
+        uint8_t forged[2 * WH_FRAME_HEAD + 17] = {0};
+        wh_frame_head(forged, ACCEPT, 0);
+        wh_frame_head(forged + WH_FRAME_HEAD, WH_FRAME_MESSAGE, 17);
+        wh_store_be64(forged + 2 * WH_FRAME_HEAD, NEVER_SENT);
+        assert_int_equal(send(far, forged, sizeof(forged), MSG_NOSIGNAL), sizeof(forged));
+        read_to_end(far);
+        close(near);
+        pthread_join(threads[0], NULL);
+        assert_int_equal(members[A].status, WHERRY_PEER_LOST);
+        must_fail(WHERRY_TIMED_OUT, error,
+                  wh_group_receive(members[C].group, WHERRY_ANY_RANK, NEVER_SENT, (wh_deadline){0}, &message, &error));
+    }
+    close(listener);
+    wh_group_destroy(members[C].group);
+    wh_group_destroy(members[A].group);
+}
+
 int main(void) {
     const wherry_allocator scarce_memory = {take_scarce, resize_scarce, give_scarce, NULL};
     wherry_allocator_set(&scarce_memory);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_nonsense, wh_test_open_unix, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_every_type_in_every_state, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_silence, wh_test_open_unix, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_many_idles, wh_test_open_unix, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_many_strangers, wh_test_open_unix, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_dripping_strangers, wh_test_open_unix, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_many_greetings, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_last_words, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_last_words_without_memory, wh_test_open_unix, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_relay, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_stop_in_the_middle_of_a_message, wh_test_open_unix, wh_test_close),
     };
     return cmocka_run_group_tests_name("group_hostile", tests, NULL, NULL);

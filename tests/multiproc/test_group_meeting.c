@@ -1,11 +1,16 @@
 /*
  * Open meetings, through the public interface. A host opens a meeting point at a port that the
- * system chooses, and does not wait for other ranks. Guests join at any time, are refused, or find
+ * system chooses, and does not wait for other ranks. Clients join at any time, are refused, or find
  * no host. Transfers start before all their ranks have joined.
  */
 #include <arpa/inet.h>
+#include <dirent.h>
+#include <dlfcn.h>
 #include <glob.h>
+#include <ifaddrs.h>
+#include <netdb.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -42,8 +47,8 @@ static wherry_group *host(char meeting[WHERRY_GROUP_MEETING_MAX]) {
     return group;
 }
 
-static wherry_status visit(const char *meeting, int32_t rank, const wherry_group_options *options,
-                           wherry_group **group_p) {
+static wherry_status join_client(const char *meeting, int32_t rank, const wherry_group_options *options,
+                                 wherry_group **group_p) {
     char address[WHERRY_GROUP_MEETING_MAX + 64];
     snprintf(address, sizeof(address), "%s?rank=%d&size=3&job=open", meeting, (int)rank);
     return wherry_group_join(address, options, group_p, &error);
@@ -129,7 +134,7 @@ static int serve(const char *meeting, int32_t rank, int32_t from_nobody) {
     (void)from_nobody;
     wherry_group *group;
     wherry_group_options options = options_for(2, WHERRY_JOIN_CLIENT);
-    if (visit(meeting, rank, &options, &group) != WHERRY_OK) {
+    if (join_client(meeting, rank, &options, &group) != WHERRY_OK) {
         return 1;
     }
     for (;;) {
@@ -162,7 +167,7 @@ static void ask(wherry_group *group, int32_t rank) {
 
 /**
  * The host joins without waiting, and listens when join returns. Calls wait for ranks that have not
- * joined. Guests find each other through the host.
+ * joined. Clients find each other through the host.
  */
 static void test_open_meeting(void **state) {
     (void)state;
@@ -177,19 +182,19 @@ static void test_open_meeting(void **state) {
     must_fail(WHERRY_TIMED_OUT, error, wherry_group_barrier(group, 1, 60, &error));
     assert_int_equal(error.rank, 1);
     assert_non_null(strstr(error.message, "has not arrived"));
-    int channel;
+    wh_socket channel;
     must_fail(
         WHERRY_PEER_LOST, error,
         wh_group_connect(wh_group_of(group), 1, WH_TAG_CONVERSATION, wh_deadline_in_ms(60), NULL, &channel, &error));
     tell(servers, meeting);
     ask(group, 1);
     assert_int_equal(wh_group_process(wh_group_of(group), 1), servers[0].process);
-    wherry_group *guest;
+    wherry_group *client;
     wherry_group_options options = options_for(2, WHERRY_JOIN_CLIENT);
-    must(visit(meeting, 2, &options, &guest));
-    ask(guest, 1);
+    must(join_client(meeting, 2, &options, &client));
+    ask(client, 1);
     char told[WHERRY_GROUP_MEETING_MAX];
-    must(wherry_group_meeting(guest, told, &error));
+    must(wherry_group_meeting(client, told, &error));
     assert_string_equal(told, meeting);
     finish(servers);
     void *bytes;
@@ -199,7 +204,7 @@ static void test_open_meeting(void **state) {
     await_alive(group, 1);
     ask(group, 1);
     finish(servers + 1);
-    wherry_group_leave(guest);
+    wherry_group_leave(client);
     wherry_group_leave(group);
     assert_false(listens(port_of(meeting)));
 }
@@ -218,7 +223,10 @@ static void await_tries(wherry_group *group, int tries) {
     }
 }
 
-/** A guest notices the host's death like that of any rank, and does not take its place. */
+/**
+ * A rank that only dials notices the host's death like that of any rank, and does not take its
+ * place.
+ */
 static void test_host_dies(void **state) {
     (void)state;
     char meeting[WHERRY_GROUP_MEETING_MAX];
@@ -231,12 +239,12 @@ static void test_host_dies(void **state) {
         _exit(write(pipes[1], meeting, sizeof(meeting)) == sizeof(meeting) ? pause() : 1);
     }
     assert_int_equal(read(pipes[0], meeting, sizeof(meeting)), sizeof(meeting));
-    wherry_group *guests[2];
+    wherry_group *clients[2];
     wherry_group_options options = options_for(2, WHERRY_JOIN_CLIENT);
-    must(visit(meeting, 1, &options, guests));
-    must(visit(meeting, 2, &options, guests + 1));
-    /* the other guest has no connection to the host except the one to the meeting point */
-    must(wherry_group_send(guests[0], HOST, ASK, "x", 1, SOON_MS, &error));
+    must(join_client(meeting, 1, &options, clients));
+    must(join_client(meeting, 2, &options, clients + 1));
+    /* The other client has no connection to the host except the one to the meeting point. */
+    must(wherry_group_send(clients[0], HOST, ASK, "x", 1, SOON_MS, &error));
     uint64_t begin = wh_clock_now();
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
@@ -244,35 +252,38 @@ static void test_host_dies(void **state) {
         void *bytes;
         size_t size;
         must_fail(WHERRY_PEER_LOST, error,
-                  wherry_group_receive(guests[i], HOST, ANSWER, SOON_MS, &bytes, &size, NULL, &error));
+                  wherry_group_receive(clients[i], HOST, ANSWER, SOON_MS, &bytes, &size, NULL, &error));
         assert_int_equal(error.rank, HOST);
         assert_true((wh_clock_now() - begin) / 1000000 < DEATH_MS);
-        assert_false(wherry_group_alive(guests[i], HOST));
+        assert_false(wherry_group_alive(clients[i], HOST));
     }
     for (int i = 0; i < 2; i++) {
-        /* the first try fails; a member that is not a guest would take the place at the second */
-        await_tries(guests[i], 2);
+        /*
+         * The first try fails. At the second try, a member that is not a client would take the
+         * place.
+         */
+        await_tries(clients[i], 2);
     }
     assert_false(listens(port_of(meeting)));
-    wherry_group_leave(guests[0]);
-    wherry_group_leave(guests[1]);
+    wherry_group_leave(clients[0]);
+    wherry_group_leave(clients[1]);
     close(pipes[0]);
     close(pipes[1]);
 }
 
 /**
  * Nobody listens at the meeting point, the listener does not answer, or the host has another
- * secret. Each error says so, and the guest never takes the host's place.
+ * secret. Each error says so, and the client never takes the host's place.
  */
-static void test_a_guest_without_a_host(void **state) {
+static void test_a_client_without_a_host(void **state) {
     (void)state;
     char meeting[WHERRY_GROUP_MEETING_MAX];
-    wherry_group *guest = NULL;
+    wherry_group *client = NULL;
     int listener;
     wherry_group_options options = options_for(2, WHERRY_JOIN_CLIENT);
     options.timeout_ms = 300;
     snprintf(meeting, sizeof(meeting), "tcp://127.0.0.1:%d", find_port(false, &listener));
-    must_fail(WHERRY_TIMED_OUT, error, visit(meeting, 1, &options, &guest));
+    must_fail(WHERRY_TIMED_OUT, error, join_client(meeting, 1, &options, &client));
     assert_non_null(strstr(error.message, "Connection refused"));
     assert_non_null(strstr(error.message, ": nobody has answered; "));
     assert_non_null(strstr(error.message, meeting + sizeof("tcp://") - 1));
@@ -280,8 +291,10 @@ static void test_a_guest_without_a_host(void **state) {
 
     snprintf(meeting, sizeof(meeting), "tcp://127.0.0.1:%d", find_port(true, &listener));
     options.timeout_ms = 1500;
-    must_fail(WHERRY_TIMED_OUT, error, visit(meeting, 1, &options, &guest));
-    assert_non_null(strstr(error.message, "nothing was heard"));
+    must_fail(WHERRY_TIMED_OUT, error, join_client(meeting, 1, &options, &client));
+    char pid[64];
+    snprintf(pid, sizeof(pid), "process %d, which listens there, does not answer", (int)getpid());
+    assert_non_null(strstr(error.message, pid));
     close(listener);
     assert_false(listens(port_of(meeting)));
 
@@ -290,16 +303,17 @@ static void test_a_guest_without_a_host(void **state) {
     char pattern[64];
     snprintf(address, sizeof(address), "unix:///tmp/wherry-nobody-%d?rank=1&size=2", (int)getpid());
     snprintf(pattern, sizeof(pattern), "/tmp/wherry-nobody-%d*", (int)getpid());
-    must_fail(WHERRY_TIMED_OUT, error, wherry_group_join(address, &options, &guest, &error));
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_join(address, &options, &client, &error));
     assert_non_null(strstr(error.message, "No such file"));
     assert_int_equal(count_entries(pattern), 0);
 
     wherry_group *group = host(meeting);
-    options.secret = "wrong";
-    options.secret_size = 5;
-    must_fail(WHERRY_BAD_SECRET, error, visit(meeting, 1, &options, &guest));
+    options.timeout_ms = SOON_MS; /* The call fails at once. */
+    options.secret = "the wrong secret";
+    options.secret_size = 16;
+    must_fail(WHERRY_BAD_SECRET, error, join_client(meeting, 1, &options, &client));
     wherry_group_leave(group);
-    assert_null(guest);
+    assert_null(client);
 }
 
 static void test_invalid_options(void **state) {
@@ -312,21 +326,21 @@ static void test_invalid_options(void **state) {
         {"unix:///tmp/nowhere?rank=0&size=2", 3, 0},
         {"tcp://127.0.0.1:0?rank=0&size=2", 1, WHERRY_JOIN_CLIENT},
         {"tcp://127.0.0.1:0,127.0.0.1:0?rank=0&size=2", 1, 0},
-        {"tcp://192.0.2.1:0?rank=0&size=2", 1, 0}, /* not an address of this host */
+        {"tcp://192.0.2.1:0?rank=0&size=2", 1, 0}, /* This is not an address of this host. */
         {"tcp://127.0.0.1:0?rank=0&size=2&shortcut=maybe", 1, 0},
         {"unix:///tmp/nowhere?rank=0&size=2", 1, WHERRY_JOIN_FLAGS + 1},
     };
     wherry_group *group = NULL;
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         wherry_group_options options = options_for(rows[i].wait_for, rows[i].flags);
-        options.secret = "s";
-        options.secret_size = 1;
+        options.secret = "of sixteen bytes";
+        options.secret_size = 16;
         must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_join(rows[i].address, &options, &group, &error));
     }
     assert_null(group);
 }
 
-/** The options of a program that was compiled before `wait_for` existed. */
+/** Options as a program passes them that was compiled before `wait_for` existed. */
 static void test_old_options(void **state) {
     (void)state;
     wherry_group *group;
@@ -409,7 +423,7 @@ static int ferry(const char *meeting, int32_t rank, int32_t from) {
     job_state state = job_state_create(7);
     wherry_stats stats;
     options.stats = &stats;
-    wherry_status status = visit(meeting, rank, &joining, &group);
+    wherry_status status = join_client(meeting, rank, &joining, &group);
     if (status == WHERRY_OK) {
         status = wherry_transport_create(group, NULL, &transport, &error);
     }
@@ -462,7 +476,7 @@ static void test_the_other_side_joins_later(void **state) {
             assert_int_equal(error.rank, 2);
         } else {
             await_alive(group, 2);
-            wh_await_asleep(workers[0].process); /* it waits in its send */
+            wh_await_asleep(workers[0].process); /* The source waits in its send. */
         }
         tell(workers + 1, meeting);
         options.timeout_ms = JOB_MS;
@@ -478,17 +492,235 @@ static void test_the_other_side_joins_later(void **state) {
     }
 }
 
+/* ---- parts that meet ---- */
+
+/** A rank of a group of five. Its call runs in a thread. */
+typedef struct part_rank {
+    int32_t rank;
+    uint32_t wait_for;
+    char meeting[64];
+    wh_group *group;
+    wherry_status status;
+    wherry_error error;
+} part_rank;
+
+static void *join_part(void *context) {
+    part_rank *own = context;
+    char address[128];
+    wh_sockets_options options = {.wait_for = own->wait_for};
+    snprintf(address, sizeof(address), "tcp://%s?rank=%d&size=5&job=parts", own->meeting, (int)own->rank);
+    own->status = wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &own->group, &own->error);
+    return NULL;
+}
+
+static void *arrive(void *context) {
+    part_rank *own = context;
+    own->status = wh_sockets_barrier(own->group, 1, wh_deadline_in_ms(SOON_MS), &own->error);
+    return NULL;
+}
+
+/** Runs a call in each of these ranks at once, which must succeed. */
+static void run_all(void *(*call)(void *), part_rank *first, int count) {
+    pthread_t threads[5];
+    for (int i = 0; i < count; i++) {
+        assert_int_equal(pthread_create(threads + i, NULL, call, first + i), 0);
+    }
+    for (int i = 0; i < count; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    for (int i = 0; i < count; i++) {
+        if (first[i].status != WHERRY_OK) {
+            fail_msg("rank %d: %s", (int)first[i].rank, first[i].error.message);
+        }
+    }
+}
+
+/**
+ * Makes everything that the group knows look old, so that it sends no news to a rank that it meets.
+ */
+static void grow_old(wh_group *group) {
+    wh_sockets *sockets = (wh_sockets *)group;
+    pthread_mutex_lock(&sockets->lock);
+    for (int32_t rank = 0; rank < sockets->base.size; rank++) {
+        sockets->members[rank].changed_at = 0;
+    }
+    pthread_mutex_unlock(&sockets->lock);
+}
+
+/** Two parts that have met at two points become one group as soon as one rank knows both points. */
+static void test_two_parts_become_one(void **state) {
+    (void)state;
+    part_rank ranks[5];
+    char points[2][24];
+    int listeners[2];
+    for (int i = 0; i < 2; i++) {
+        snprintf(points[i], sizeof(points[i]), "127.0.0.1:%d", find_port(false, listeners + i));
+    }
+    close(listeners[0]);
+    close(listeners[1]);
+    for (int32_t rank = 0; rank < 5; rank++) {
+        ranks[rank] = (part_rank){.rank = rank, .wait_for = rank < 4 ? 2 : 5};
+        snprintf(ranks[rank].meeting, sizeof(ranks[rank].meeting), "%s", points[rank / 2 % 2]);
+    }
+    snprintf(ranks[4].meeting, sizeof(ranks[4].meeting), "%s,%s", points[0], points[1]);
+    run_all(join_part, ranks, 2);
+    run_all(join_part, ranks + 2, 2);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(((wh_sockets *)ranks[i].group)->known, 2);
+        grow_old(ranks[i].group);
+    }
+    run_all(join_part, ranks + 4, 1);
+    run_all(arrive, ranks, 5);
+    for (int i = 0; i < 5; i++) {
+        wh_group_destroy(ranks[i].group);
+    }
+}
+
+/* ---- names and interfaces that the test chooses ---- */
+
+static const char wandering[] = "wandering.test";
+static const char *_Atomic leads_to = "127.0.0.1";
+static atomic_int queries;
+
+typedef int (*getaddrinfo_fn)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+
+/** Replaces the function of the C library. */
+int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **found) {
+    getaddrinfo_fn real = (getaddrinfo_fn)dlsym(RTLD_NEXT, "getaddrinfo");
+    bool wanders = host && strcmp(host, wandering) == 0 && !(hints->ai_flags & AI_NUMERICHOST);
+    int result = real(wanders ? atomic_load(&leads_to) : host, service, hints, found);
+    atomic_fetch_add(&queries, wanders);
+    return result;
+}
+
+/** One interface, whose address is for documentation. */
+int getifaddrs(struct ifaddrs **all) {
+    static char wan[] = "wan";
+    static struct sockaddr_in at = {.sin_family = AF_INET};
+    static struct ifaddrs one = {.ifa_name = wan, .ifa_addr = (struct sockaddr *)&at};
+    at.sin_addr.s_addr = htonl(0xC0000207);
+    *all = &one;
+    return 0;
+}
+
+void freeifaddrs(struct ifaddrs *all) {
+    (void)all;
+}
+
+static wh_sockets *_Atomic looked_at; /**< Nobody may hold the lock while others look at /proc. */
+static atomic_int looks;
+
+/** Replaces the function of the C library. */
+DIR *opendir(const char *path) {
+    DIR *(*real)(const char *) = (DIR * (*)(const char *)) dlsym(RTLD_NEXT, "opendir");
+    wh_sockets *sockets = atomic_load(&looked_at);
+    if (strcmp(path, "/proc") == 0) {
+        struct timespec soon;
+        clock_gettime(CLOCK_REALTIME, &soon);
+        soon.tv_sec += SOON_MS / 1000;
+        if (sockets) {
+            assert_int_equal(pthread_mutex_timedlock(&sockets->lock, &soon), 0);
+            pthread_mutex_unlock(&sockets->lock);
+        }
+        atomic_fetch_add(&looks, 1);
+    }
+    return real(path);
+}
+
+/**
+ * If a process does not answer at the meeting point, a joining process looks for it only to name it
+ * in a message. It does not keep its own threads waiting meanwhile.
+ */
+static void test_who_does_not_answer(void **state) {
+    (void)state;
+    int listeners[2];
+    char address[128];
+    char why[256];
+    char expected[64];
+    wh_group *group;
+    wh_sockets_options options = {.wait_for = 1};
+    int port = find_port(false, listeners);
+    close(listeners[0]);
+    int silent = find_port(true, listeners + 1);
+    snprintf(address, sizeof(address), "tcp://127.0.0.1:%d,127.0.0.1:%d?rank=0&size=2", port, silent);
+    must(wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &group, &error));
+    wh_sockets *sockets = (wh_sockets *)group;
+    atomic_store(&looks, 0);
+    atomic_store(&looked_at, sockets);
+    pthread_mutex_lock(&sockets->lock);
+    wh_meetings_explain(sockets, why, sizeof(why));
+    pthread_mutex_unlock(&sockets->lock);
+    atomic_store(&looked_at, NULL);
+    assert_int_equal(atomic_exchange(&looks, 0), 1);
+    snprintf(expected, sizeof(expected), "process %d, which", (int)getpid());
+    assert_non_null(strstr(why, expected));
+    wh_group_destroy(group);
+    /* The process would log this after 3 s, but the log is off. */
+    options = (wh_sockets_options){.dial_only = true};
+    snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=1&size=2", silent);
+    must_fail(WHERRY_TIMED_OUT, error, wh_sockets_join(address, &options, wh_deadline_in_ms(3500), &group, &error));
+    assert_int_equal(atomic_load(&looks), 1); /* The process has looked once, for the error. */
+    assert_non_null(strstr(error.message, expected));
+    close(listeners[1]);
+}
+
+/** Without a secret, a group that meets on loopback opens all its ports on loopback only. */
+static void test_a_group_without_a_secret_stays_here(void **state) {
+    (void)state;
+    assert_int_equal(setenv("WHERRY_INTERFACE", "wan", 1), 0);
+    for (int i = 0; i < 2; i++) {
+        wh_group *group;
+        wh_sockets_options options = {.wait_for = 1, .allow_insecure = i == 1};
+        must(wh_sockets_join("tcp://127.0.0.1:0?rank=0&size=2", &options, wh_deadline_in_ms(SOON_MS), &group, &error));
+        assert_int_equal(strncmp(((wh_sockets *)group)->place, "127.0.0.1:", 10), 0);
+        wh_group_destroy(group);
+    }
+    assert_int_equal(unsetenv("WHERRY_INTERFACE"), 0);
+}
+
+/** The name of the meeting point may get another address, but no port is opened beyond loopback. */
+static void test_a_name_that_leads_away(void **state) {
+    (void)state;
+    char address[128];
+    wh_group *group;
+    wh_sockets_options options = {.wait_for = 1};
+    int listener;
+    snprintf(address, sizeof(address), "tcp://%s:%d?rank=0&size=2", wandering, find_port(false, &listener));
+    close(listener);
+    must(wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &group, &error));
+    wh_sockets *sockets = (wh_sockets *)group;
+    wh_meeting *meeting = sockets->meetings;
+    atomic_store(&leads_to, "192.0.2.7");
+    int before = atomic_load(&queries);
+    bool taken = false;
+    uint64_t limit = wh_clock_now() + SOON_MS * UINT64_C(1000000);
+    for (; !taken; usleep(1000)) {
+        assert_true(wh_clock_now() < limit);
+        pthread_mutex_lock(&sockets->lock);
+        meeting->asked = 0; /* The group asks now, not later. */
+        taken = atomic_load(&queries) >= before + 2;
+        assert_true(wh_is_private(&meeting->at));
+        pthread_mutex_unlock(&sockets->lock);
+    }
+    atomic_store(&leads_to, "127.0.0.1");
+    wh_group_destroy(group);
+}
+
 int main(void) {
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open_meeting),
         cmocka_unit_test(test_host_dies),
-        cmocka_unit_test(test_a_guest_without_a_host),
+        cmocka_unit_test(test_a_client_without_a_host),
         cmocka_unit_test(test_invalid_options),
         cmocka_unit_test(test_old_options),
         cmocka_unit_test(test_address_of_the_meeting),
         cmocka_unit_test(test_interrupt),
         cmocka_unit_test(test_the_other_side_joins_later),
+        cmocka_unit_test(test_two_parts_become_one),
+        cmocka_unit_test(test_who_does_not_answer),
+        cmocka_unit_test(test_a_group_without_a_secret_stays_here),
+        cmocka_unit_test(test_a_name_that_leads_away),
     };
     return cmocka_run_group_tests_name("group_meeting", tests, NULL, NULL);
 }

@@ -3,14 +3,21 @@
  * others continue, and a new process takes the rank. A process that was stopped while another took
  * its rank is fenced when it continues.
  */
+#include <errno.h>
+#include <fcntl.h>
 #include <glob.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/alloc.h"
+#include "group/mailbox.h"
 #include "group/sockets/sockets.h"
 #include "support/asleep.h"
 #include "support/build.h"
@@ -198,8 +205,8 @@ static void test_a_stopped_process_is_fenced(void **state) {
 }
 
 /**
- * A predecessor's clock was an hour ahead, so that its incarnation number is higher than the one
- * its successor starts with. Successors replace it nevertheless, repeatedly.
+ * A predecessor's clock was an hour ahead, so that its incarnation number is higher than the first
+ * one of its successor. Successors replace it nevertheless, repeatedly.
  */
 static void test_a_clock_that_is_behind(void **state) {
     (void)state;
@@ -247,8 +254,8 @@ static void test_missing_ranks_are_named(void **state) {
 /** A wrong secret is rejected with a reason, and the group continues. */
 static void test_a_wrong_secret(void **state) {
     (void)state;
-    wh_sockets_options right = {.secret = "right", .secret_size = 5};
-    wh_sockets_options wrong = {.secret = "wrong", .secret_size = 5};
+    wh_sockets_options right = {.secret = "the right secret", .secret_size = 16};
+    wh_sockets_options wrong = {.secret = "the wrong secret", .secret_size = 16};
     wh_group *groups[2];
     wh_group *stranger;
     wh_message message;
@@ -261,12 +268,145 @@ static void test_a_wrong_secret(void **state) {
         _exit(ok ? 0 : 1);
     }
     must(join(0, 2, &right, JOIN_MS, groups));
-    must_fail(WHERRY_BAD_SECRET, error, join(1, 2, &wrong, 500, &stranger));
+    /* The error comes at once, not at the deadline. */
+    wh_deadline soon = wh_deadline_in_ms(SOON_MS);
+    must_fail(WHERRY_BAD_SECRET, error, join(1, 2, &wrong, 10 * SOON_MS, &stranger));
+    assert_false(wh_deadline_passed(soon));
     must(wh_group_send(groups[0], 1, ASK, "x", 1, wh_deadline_in_ms(SOON_MS), &error));
     int status;
     waitpid(child, &status, 0);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     wh_group_destroy(groups[0]);
+}
+
+static int refusals;
+
+static void count_refusals(void *context, wherry_log_level level, const char *line) {
+    (void)context;
+    refusals += level <= WHERRY_LOG_WARN && strstr(line, "turned a connection away") != NULL;
+}
+
+/** A member logs once that others have another secret, however often they try. */
+static void test_a_wrong_secret_is_logged_once(void **state) {
+    (void)state;
+    wh_sockets_options right = {.secret = "the right secret", .secret_size = 16, .wait_for = 1};
+    wh_sockets_options wrong = {.secret = "the wrong secret", .secret_size = 16};
+    wh_group *group;
+    wh_group *stranger;
+    must(join(0, 2, &right, JOIN_MS, &group));
+    refusals = 0;
+    wherry_log_to(count_refusals, NULL);
+    wherry_log_set_level(WHERRY_LOG_WARN);
+    for (int i = 0; i < 20; i++) {
+        must_fail(WHERRY_BAD_SECRET, error, join(1, 2, &wrong, SOON_MS, &stranger));
+    }
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    wherry_log_to(NULL, NULL);
+    assert_int_equal(refusals, 1);
+    wh_group_destroy(group);
+}
+
+/** Waits until somebody listens at an address. */
+static void await_listener(const struct sockaddr *at, socklen_t size) {
+    bool found = false;
+    for (wh_deadline end = wh_deadline_in_ms(JOIN_MS); !found && !wh_deadline_passed(end);) {
+        int probe = socket(at->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        found = connect(probe, at, size) == 0;
+        close(probe);
+        usleep(1000);
+    }
+    assert_true(found);
+}
+
+static void make_file(const char *form, const char *name) {
+    char path[200];
+    snprintf(path, sizeof(path), form, folder, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fclose(file);
+}
+
+static bool has_file(const char *name) {
+    char path[200];
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    return access(path, F_OK) == 0;
+}
+
+/** Joining removes no files of the user, whatever their names are. */
+static void test_files_of_the_user_stay(void **state) {
+    (void)state;
+    static const char *const names[] = {
+        "meet.0.weights.safetensors", "meet.0.", "meet.0.12", "a*b.0.1", "axb.0.1", "a"};
+    wh_sockets_options options = {.wait_for = 1};
+    wh_group *group;
+    char address[256];
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        make_file("%s/%s", names[i]);
+    }
+    for (int i = 0; i < 2; i++) {
+        snprintf(address, sizeof(address), "unix://%s/%s?rank=0&size=2", folder, i ? "a*b" : "meet");
+        must(wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &group, &error));
+        wh_group_destroy(group);
+    }
+    snprintf(address, sizeof(address), "unix://%s/a?rank=0&size=2", folder);
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &group, &error));
+    assert_non_null(strstr(error.message, "not a socket"));
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        assert_true(has_file(names[i]));
+    }
+    assert_false(has_file("meet") || has_file("meet.lock") || has_file("a*b"));
+}
+
+/** Makes a socket at which nobody listens. */
+static void make_socket(const char *name) {
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    snprintf(at.sun_path, sizeof(at.sun_path), "%s/%s", folder, name);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    close(fd);
+}
+
+/** A rank that joins removes the dead sockets of its own rank only. */
+static void test_only_sockets_of_the_rank_are_removed(void **state) {
+    (void)state;
+    static const char *const others[] = {"meet.0.12.sock", "meet.0.12.", "meet.0.xyz", "meet.0.",
+                                         "meet.00",        "meet.1.12",  "xmeet.0.12", "meet.0.1234567890abcdef0"};
+    wh_sockets_options options = {.wait_for = 1};
+    wh_group *group;
+    for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++) {
+        make_socket(others[i]);
+    }
+    make_socket("meet.0.12");
+    must(join(0, 2, &options, SOON_MS, &group));
+    assert_false(has_file("meet.0.12"));
+    wh_group_destroy(group);
+    for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++) {
+        assert_true(has_file(others[i]));
+    }
+}
+
+/** A process that holds PATH.lock listens at PATH. No other process touches the socket there. */
+static void test_the_meeting_point_has_a_lock(void **state) {
+    (void)state;
+    wh_sockets_options options = {.wait_for = 1};
+    wh_group *group;
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    char path[128];
+    make_socket("meet");
+    snprintf(path, sizeof(path), "%s/meet.lock", folder);
+    int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_int_equal(flock(lock, LOCK_EX | LOCK_NB), 0);
+    must(join(0, 2, &options, SOON_MS, &group));
+    usleep(700000); /* The process tries every 500 ms. */
+    assert_true(has_file("meet"));
+    snprintf(at.sun_path, sizeof(at.sun_path), "%s/meet", folder);
+    int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(connect(probe, (struct sockaddr *)&at, sizeof(at)) != 0 && errno == ECONNREFUSED);
+    close(probe);
+    close(lock);
+    await_listener((struct sockaddr *)&at, sizeof(at));
+    wh_group_destroy(group);
 }
 
 static void test_no_secret_beyond_loopback(void **state) {
@@ -305,7 +445,7 @@ static void test_alone(void **state) {
     wh_group_destroy(group);
 }
 
-/** Meeting points can be names; unknown ones do not delay the others. */
+/** Meeting points can be names. Unknown names do not delay the others. */
 static void test_meeting_by_name(void **state) {
     (void)state;
     wh_sockets_options options = {.allow_insecure = true};
@@ -344,6 +484,10 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_a_clock_that_is_behind, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_missing_ranks_are_named, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_a_wrong_secret, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(test_a_wrong_secret_is_logged_once, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(test_files_of_the_user_stay, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(test_only_sockets_of_the_rank_are_removed, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(test_the_meeting_point_has_a_lock, open_folder, close_folder),
         cmocka_unit_test(test_no_secret_beyond_loopback),
         cmocka_unit_test_setup_teardown(test_alone, open_folder, close_folder),
         cmocka_unit_test(test_meeting_by_name),

@@ -1,9 +1,11 @@
 /*
- * The member at the meeting point is stopped, not dead: a new member must not wait for it. It finds
- * the others when it continues.
+ * The member at the meeting point is stopped, not dead. Nobody takes its place. The others
+ * continue. A process that wants to join waits until the member continues, or fails at its deadline
+ * with an error that names the member's pid.
  */
 #include <signal.h>
 #include <stdio.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,13 +16,14 @@
 #include "support/meeting.h"
 
 enum {
-    RANKS = 3,
+    RANKS = 4,
     HOST = 0,
     VICTIM = 1,
     OWN = 2,
+    OTHER = 3,
     JOIN_MS = 20000,
     SOON_MS = 10000,
-    FEW_SECONDS_MS = 9000,
+    SHORT_MS = 1500,
     ASK = 1,
     ANSWER = 2
 };
@@ -48,9 +51,19 @@ static pid_t start(const wh_test_meeting *meeting, int32_t rank) {
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         _exit(serve(meeting, rank));
     }
     return child;
+}
+
+/** Waits until a process is inside its call. It may take long to get there on a busy machine. */
+static void await_asleep(pid_t process) {
+    wh_deadline end = wh_deadline_in_ms(SOON_MS);
+    do {
+        assert_false(wh_deadline_passed(end));
+        wh_await_asleep(process);
+    } while (!wh_threads_are(process, WH_STATES_ASLEEP));
 }
 
 static bool ask(wh_group *group, int32_t rank) {
@@ -74,27 +87,47 @@ static void ask_until(wh_group *group, int32_t rank, int64_t ms) {
     }
 }
 
+static void end(pid_t child) {
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+}
+
 static void test_the_host_is_stopped(void **state) {
     const wh_test_meeting *meeting = *state;
     wh_group *group;
+    wh_group *late = NULL;
+    char named[64];
     pid_t host = start(meeting, HOST);
-    wh_await_asleep(host); /* it has the meeting point and waits for the others */
+    await_asleep(host); /* The member has the meeting point and waits for the others. */
     pid_t victim = start(meeting, VICTIM);
+    pid_t other = start(meeting, OTHER);
     must(wh_test_join(meeting, OWN, RANKS, JOIN_MS, &group, &error));
     ask_until(group, HOST, SOON_MS);
     ask_until(group, VICTIM, SOON_MS);
+    ask_until(group, OTHER, SOON_MS);
     kill(host, SIGSTOP);
-    kill(victim, SIGKILL);
-    waitpid(victim, NULL, 0);
+    end(victim);
+    wh_deadline stopped = wh_deadline_in_ms(SHORT_MS);
+    must_fail(WHERRY_TIMED_OUT, error, wh_test_join(meeting, VICTIM, RANKS, SHORT_MS, &late, &error));
+    snprintf(named, sizeof(named), "process %d, which listens there, is stopped", (int)host);
+    assert_non_null(strstr(error.message, named));
+    assert_true(wh_deadline_passed(stopped));
+    ask_until(group, OTHER, SOON_MS);
     pid_t successor = start(meeting, VICTIM);
-    ask_until(group, VICTIM, FEW_SECONDS_MS);
+    await_asleep(successor);
+    assert_false(ask(group, VICTIM));
+    ask_until(group, OTHER, SOON_MS);
     kill(host, SIGCONT);
-    ask_until(group, HOST, SOON_MS);
     ask_until(group, VICTIM, SOON_MS);
-    kill(host, SIGKILL);
-    kill(successor, SIGKILL);
-    waitpid(host, NULL, 0);
-    waitpid(successor, NULL, 0);
+    ask_until(group, HOST, SOON_MS);
+    ask_until(group, OTHER, SOON_MS);
+    end(host);
+    end(successor);
+    /* Another member has the meeting point now. */
+    successor = start(meeting, VICTIM);
+    ask_until(group, VICTIM, SOON_MS);
+    end(successor);
+    end(other);
     wh_group_destroy(group);
 }
 
@@ -115,6 +148,7 @@ static void test_a_conversation_ends_with_its_rank(void **state) {
     pid_t other = fork();
     assert_true(other >= 0);
     if (other == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         _exit(join_wary(meeting, 0, &group) == WHERRY_OK ? pause() : 1);
     }
     must(join_wary(meeting, 1, &group));

@@ -84,7 +84,7 @@ static wherry_status send_to(job_rank *self, const wherry_value *state, const ch
     return wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, outcome, error);
 }
 
-/** @param target  NULL: into new memory. */
+/** @param target NULL to receive into new memory */
 static wherry_status receive(job_rank *self, wherry_value *target, const char *lanes, wherry_value **received_p,
                              wherry_stats *stats, wherry_error *error) {
     wherry_transfer_options options = job_options(lanes);
@@ -127,7 +127,7 @@ static void receive_well(job_rank *self) {
         job_must(self, receive(self, i ? target : NULL, "nccl", &received, &stats, &error), error);
         job_check(self, strcmp(stats.lane, "nccl") == 0, "the lane is %s", stats.lane);
         check_state(self, received, (uint64_t)good_size(), 3);
-        fprintf(stderr, "%s: %.1f ms, %.2f GB/s\n", i ? "in place" : "the first, into new memory",
+        fprintf(stderr, "%s: %.1f ms, %.2f GB/s\n", i ? "in place" : "the first transfer, into new memory",
                 stats.data_seconds * 1e3, (double)stats.bytes_moved / stats.data_seconds / 1e9);
         wherry_value_destroy(received);
     }
@@ -227,10 +227,10 @@ static void test_victims(void **state) {
 
 /* ---- a side without NCCL ---- */
 
-/** A fault at one side, and the receiver's error. */
+/** A fault at one side, and the error that it causes at the receiver. */
 typedef struct lack {
     int32_t at;
-    const char *name; /**< A variable of the environment, */
+    const char *name; /**< Name of an environment variable; the next member is its value. */
     const char *value;
     const char *words;
 } lack;

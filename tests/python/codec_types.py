@@ -1,5 +1,5 @@
-"""Classes of a program, for the tests of the codecs: they are found again by their names, so that
-they stand at the top of a module."""
+"""Classes of a program, for the tests of the codecs. The codecs find them by their names, so they
+must be at the top of a module."""
 
 import dataclasses
 import enum
@@ -77,7 +77,8 @@ class DefaultSub(defaultdict):
 
 
 class Wary(dict):
-    """Notes each of its methods that runs: none may when a value of it is received."""
+    """Records each of its methods that runs. None may run when a value of this class is
+    received."""
 
     calls: typing.ClassVar = []
 

@@ -29,8 +29,10 @@ import faulthandler
 import importlib
 import importlib.util
 import json
+import logging
 import os
 import pathlib
+import re
 import select
 import shutil
 import signal
@@ -106,7 +108,7 @@ class Rank:
 
     @property
     def status(self):
-        """None while it runs; else its exit status, or minus the signal that ended it."""
+        """None while the process runs; else its exit status, or minus the signal that ended it."""
         if self.spawned is not None:
             return self.spawned.poll()
         with contextlib.suppress(OSError, ValueError):
@@ -149,7 +151,7 @@ class Job:
             )
 
     def start(self, rank, body, *arguments, spawn=False, host=None):
-        """Starts a rank, or starts it again, if wanted on another host."""
+        """Starts a rank, or starts it again, on another host if `host` is given."""
         self.started += 1
         folder = self.folder / f"{rank}.{self.started}"
         folder.mkdir()
@@ -199,7 +201,7 @@ class Job:
             if bad:
                 until = min(
                     until, time.monotonic() + 5
-                )  # the others may notice and print something useful
+                )  # The other ranks may notice the failure and print something useful.
             if time.monotonic() > until:
                 self._dump_and_kill()
                 raise Failure(self._describe("not all ranks finished in time"))
@@ -208,7 +210,7 @@ class Job:
             raise Failure(self._describe("a rank failed"))
         return [self.ranks[rank].value for rank in sorted(self.ranks)]
 
-    def wait_for_file(self, name, timeout=30):
+    def wait_for_file(self, name, timeout=60):
         """Waits until a rank has called say(name). Returns its value."""
         until = time.monotonic() + timeout
         while not (self.folder / name).exists():
@@ -221,7 +223,7 @@ class Job:
         return json.loads((self.folder / name).read_text())
 
     def wait_until_asleep(self, rank):
-        """Waits until all threads of a rank sleep, so that it is blocked in a call."""
+        """Waits until all threads of a rank sleep. The rank is then blocked in a call."""
         wait_until_asleep(self.ranks[rank].process)
 
     def say(self, name, value=None):
@@ -230,7 +232,8 @@ class Job:
 
     def _dump_and_kill(self):
         for rank in self.ranks.values():
-            rank.signal(signal.SIGUSR2)  # writes the traceback of every thread
+            # This signal makes Python write the traceback of every thread.
+            rank.signal(signal.SIGUSR2)
         time.sleep(0.5)
         for rank in self.ranks.values():
             rank.signal(signal.SIGKILL)
@@ -253,6 +256,14 @@ class Job:
         while any(rank.status is None for rank in self.ranks.values()) and time.monotonic() < until:
             time.sleep(0.005)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def without_notes_of_gloo(output):
+    """The output without the lines that torch up to 2.10 prints when gloo has connected ranks."""
+    lines = output.splitlines(keepends=True)
+    return "".join(
+        line for line in lines if not re.match(r"\[Gloo\] Rank \d+ is connected to", line)
+    )
 
 
 def _all_asleep(process):
@@ -394,18 +405,26 @@ def _enter(namespace, kind=0):
 
 
 def _fork_into(host):
-    """fork() into the namespaces of a process. Returns the pid as seen from here."""
+    """fork() into the namespaces of a process. Returns the child's pid in this process's
+    namespace."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     ways = [os.open(f"/proc/{host}/ns/{one}", os.O_RDONLY) for one in ("net", "uts", "ipc", "mnt")]
     _enter(
         os.open(f"/proc/{host}/ns/pid_for_children", os.O_RDONLY), CLONE_NEWPID
-    )  # for children only
+    )  # This affects only children.
     child = os.fork()
     if child:
         _enter(own, CLONE_NEWPID)
     for way in ways:
         os.close(way) if child else _enter(way)
     return child
+
+
+def _show_log():
+    """Writes the log lines to the output of the rank, in the form that the library gives them."""
+    logging.addLevelName(logging.WARNING, "warn")
+    logging.addLevelName(logging.INFO, "info")
+    logging.basicConfig(level=logging.DEBUG, format="%(name)s: %(levelname)s: %(message)s")
 
 
 def _fork(order):
@@ -415,11 +434,14 @@ def _fork(order):
     if child:
         return child
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != (0 if host else parent):  # 0: the parent is in another pid namespace
+    # This is 0 if the parent is in another pid namespace.
+    if os.getppid() != (0 if host else parent):
         os._exit(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    if "WHERRY_LOG" in order["env"]:
+        _show_log()
     status = _be_a_rank(order)
     # A normal exit, but without clearing all modules, which takes a second with torch.
     threading._shutdown()
@@ -451,7 +473,8 @@ def _serve_forks():
         importlib.import_module(name)
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the test
+    # Ctrl-C at a terminal is for the test, not for this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     print(json.dumps({"ready": True}), flush=True)
     folders = {}

@@ -22,7 +22,7 @@ ELEMENT_BYTES = {
     **dict.fromkeys((5, 6, 11, 13, 24), 4),
     **dict.fromkeys((7, 8, 12, 14), 8),
     15: 16,
-}  # all others: 1
+}  # All other dtypes have 1.
 
 
 # Values. None, bool, int (of any size), str and bytes stand for themselves.
@@ -70,7 +70,7 @@ class Tensor:
     flags: int
     offset: int
     sizes: List[int]
-    strides: List[int]  # always filled
+    strides: List[int]  # This is always filled.
 
     @property
     def nbytes(self) -> int:
@@ -153,7 +153,7 @@ class Extent:
 class Storage:
     nbytes: int
     device: Tup[int, int]
-    extents: List[Extent]  # always filled
+    extents: List[Extent]  # This is always filled.
 
 
 @dataclass
@@ -171,7 +171,8 @@ class Manifest:
     storages: List[Storage]
     meshes: List[Mesh]
     root: Any
-    tensors: List[Tensor]  # all, in the order of the tree, local parts included
+    # All tensors, in the order of the tree, including those inside DTensors and ShardedTensors.
+    tensors: List[Tensor]
 
     def runs(self) -> Iterator[Tup[int, int, int]]:
         """All runs as (storage, offset, length). End to end they are the space."""
@@ -199,7 +200,7 @@ class Manifest:
 
     @cached_property
     def parts(self) -> Tup[int, int]:
-        """Bytes of the extents on the CPU, and of the others."""
+        """The bytes of the extents on the CPU, and of those on other devices."""
         sizes = [0, 0]
         for number, extent in self._layout[1]:
             sizes[self.storages[number].device[0] != 0] += extent.length * extent.run_count

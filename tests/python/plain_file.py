@@ -34,10 +34,10 @@ class FileError(Exception):
 class File:
     manifest: Manifest
     storages: List[bytes]
-    digests: List[bytes]  # one per chunk, or none
+    digests: List[bytes]  # One digest per chunk, or no digests.
 
     def bytes_of(self, tensor: Tensor) -> bytes:
-        """The elements of a tensor, the last dimension fastest."""
+        """The elements of a tensor, in row-major order."""
         width, data = element_bytes(tensor.dtype), self.storages[tensor.storage]
         found = []
         for place in itertools.product(*map(range, tensor.sizes)):
@@ -99,7 +99,7 @@ def read(data: bytes, limits: Limits = Limits()) -> File:
 
 
 def xxh3_128(data: bytes) -> bytes:
-    """With the system's xxHash, big endian."""
+    """The digest as the system's xxHash computes it, big endian."""
 
     class Hash(ctypes.Structure):
         _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]

@@ -405,7 +405,7 @@ class _Decoder(_Reader):
         key = self.value(depth, key=True)
         if (
             self.data[start : self.at] in seen
-        ):  # there is one spelling only, so equal keys have equal bytes
+        ):  # There is only one spelling of each key, so equal keys have equal bytes.
             raise ManifestError(REPEATED_KEY, start, f"the key {key!r:.100} occurs twice")
         seen.add(self.data[start : self.at])
         return key

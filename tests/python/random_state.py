@@ -25,7 +25,7 @@ SIMPLE = "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32
 
 
 class Maker:
-    """Makes one state. Without torch: `torch` is None."""
+    """Makes one state. `torch` is None if the state must not use torch."""
 
     def __init__(self, seed, torch=None, extra=()):
         self.random = random.Random(seed)
@@ -157,7 +157,7 @@ class Maker:
         if not self.tensors or self.random.random() < 0.1:
             return self.tensor()
         made = self.random.choice(self.tensors)
-        for _ in range(self.random.randrange(3)):  # none: the same tensor again
+        for _ in range(self.random.randrange(3)):  # With 0 turns, this is the same tensor again.
             choice = self.random.randrange(5)
             if choice == 0 and made.dim() > 1:
                 made = made.transpose(0, -1)

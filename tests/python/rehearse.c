@@ -1,6 +1,6 @@
 /*
  * The extension _rehearse, for tests: wherry._core with more functions. restore() takes a state
- * through manifest and plan within this process, as if it went to another one; tensors(),
+ * through manifest and plan within this process, as if another process received it; tensors(),
  * storages() and dump() show what is in it. It is a copy of the extension's code: a state works
  * only with the copy that has built it.
  */

@@ -14,7 +14,7 @@ except ImportError:
 
 
 class Comparison:
-    """Compares what was sent with what was received. Each storage must correspond to exactly one
+    """Compares the sent state with the received one. Each storage must correspond to exactly one
     other storage."""
 
     def __init__(self):

@@ -1,7 +1,6 @@
 // A device for torch (PrivateUse1) that needs no hardware, for tests of devices without a lane of their own.
 //
-// Its memory is host memory in which every byte is stored inverted, so that whoever reads or writes it past torch's
-// copies gets wrong values. Copies to and from the host invert, and are counted. There are no other operators.
+// Its memory is host memory in which every byte is stored inverted, so that code that reads or writes it without torch's copies gets wrong values. Copies to and from the host invert, and are counted. There are no other operators.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>

@@ -22,7 +22,8 @@ from same_state import assert_same
 
 from rehearse import core
 
-from wherry import Malformed, Unsupported, _types
+from wherry import _types
+from wherry.errors import Malformed, Unsupported
 from wherry._codec import Codec
 
 
@@ -165,7 +166,7 @@ def test_a_string_of_json_in_names():
         assert type(made) is type(value) and repr(made) == repr(value)
 
 
-# What is refused.
+# ---- values that are refused ----
 
 
 class Weird:
@@ -295,7 +296,7 @@ def test_types_that_travel_are_not_pickled():
             assert not codec.encode(value).type_name.startswith("python.pickle")
 
 
-# Classes at the receiver.
+# ---- classes at the receiver ----
 
 
 def test_class_that_is_not_there():
@@ -381,7 +382,7 @@ def test_without_torch_its_types_are_plain():
     assert codec.decode("torch.device", "cuda:1") == "cuda:1"
 
 
-# A process without NumPy.
+# ---- a process without NumPy ----
 
 
 def run_without(modules, script, **environment):
@@ -415,7 +416,7 @@ def test_without_numpy():
         try:
             core.restore(state, codec)
             raise SystemExit("not refused")
-        except wherry.Unsupported as error:
+        except wherry.errors.Unsupported as error:
             assert "pip install numpy, or receive in place with into=" in str(error), error
         target = array.array("f", [0, 0, 0])
         received = core.restore(state, codec, core.build({"x": target}, codec.for_target()))
@@ -431,4 +432,4 @@ def test_standard_library_only_by_name():
     )
     assert pickle.loads(pickle.dumps(t.Pair(1, 2))) == t.Pair(
         1, 2
-    )  # the classes of the tests can be found
+    )  # The process can find the classes of the tests.

@@ -1,4 +1,5 @@
-"""docs/python-types.md against the codecs: it has every type name, and each argument of it."""
+"""Compares docs/python-types.md with the codecs: it must have every type name, and each argument of
+it."""
 
 import pathlib
 import re
@@ -16,7 +17,7 @@ DOCUMENT = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "python-types
 
 
 def documented():
-    """{name: arguments} of the tables; `attributes` stands in the text below them."""
+    """The tables as {name: arguments}. `attributes` is described in the text below the tables."""
     found = {}
     for line in DOCUMENT.splitlines():
         cells = line.split(" | ")

@@ -78,7 +78,7 @@ WORDS = [
 
 
 class Inventor:
-    """Random names and payloads, near enough to good ones to get far."""
+    """Random names and payloads that resemble good ones closely enough to pass the first checks."""
 
     def __init__(self, seed, names, leaves=(), classes=()):
         self.random = random.Random(seed)
@@ -248,10 +248,10 @@ def test_attributes_that_are_refused():
         "",
     ):
         text = _types.format_type_name("python.OrderedDict", attributes={name: 1})
-        with pytest.raises(wherry.Malformed, match="cannot have"):
+        with pytest.raises(wherry.errors.Malformed, match="cannot have"):
             codec.decode(text, {})
     for name in ("__class__", "__init__", "calls()"):
-        with pytest.raises(wherry.Malformed):
+        with pytest.raises(wherry.errors.Malformed):
             codec.decode(
                 'python.dataclass {"class":"codec_types.Config"}',
                 {"rate": 1, "layers": 2, "seen": 3, name: 4},
@@ -268,7 +268,7 @@ def test_modules_with_their_own_getattr():
 
     sys.modules["codec_trap"] = Trap("codec_trap")
     try:
-        with pytest.raises(wherry.Unsupported):
+        with pytest.raises(wherry.errors.Unsupported):
             Codec().check('python.dataclass {"class":"codec_trap.Anything"}')
     finally:
         del sys.modules["codec_trap"]

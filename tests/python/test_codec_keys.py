@@ -1,5 +1,5 @@
-"""What lies under a key that is no scalar is received into the place of that very key, or
-nowhere."""
+"""A value under a key that is not a scalar is received into the value under the same key, or not in
+place."""
 
 import dataclasses
 import itertools
@@ -66,7 +66,7 @@ def test_every_key_has_a_different_text():
 
 @pytest.mark.parametrize("order", [list, lambda keys: keys[::-1]])
 def test_each_key_finds_its_own(order):
-    keys = list(dict.fromkeys(KEYS))  # some are equal, with another text
+    keys = list(dict.fromkeys(KEYS))  # Some keys are equal but have another text.
     source = {key: np.full(3, float(number)) for number, key in enumerate(keys)}
     target = {key: np.zeros(3) for key in order(keys)}
     received = in_place({"x": source}, {"x": target})["x"]
@@ -85,7 +85,7 @@ def test_another_key_is_a_mismatch():
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unequal:
-    """Each is another key, whatever it holds."""
+    """Each of these is another key, whatever it contains."""
 
     x: object
 
@@ -151,7 +151,7 @@ def test_work_does_not_double_with_each_level():
     assert core.restore(core.build({(key,): 1}, codec), codec) == {(key,): 1}
 
 
-# Registered classes.
+# ---- registered classes ----
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_a_context_with_memory_is_no_target(torch_and_bag):
     assert core.restore(core.build(value, codec), codec).label.item() == 3
     with pytest.raises(Unsupported, match="context"):
         core.build(value, codec.for_target())
-    for _ in range(100):  # a context within a context ...
+    for _ in range(100):  # The value becomes a context within a context, and so on.
         value = Box(1, value)
     assert type(core.restore(core.build(value, codec), codec)) is Box
 

@@ -1,5 +1,5 @@
-"""2,000 random states there and back, and in place: types, order, bits, strides, flags, and which
-tensors share memory."""
+"""2,000 random states are sent and compared, as new values and in place: types, order, bits,
+strides, flags, and which tensors share memory."""
 
 import ctypes
 
@@ -21,8 +21,7 @@ def run(codec, torch, first, extra=()):
         try:
             built = core.build(state, codec)
             assert_same(state, core.restore(built, codec))
-            # A second time, from what was received: nothing may be lost that only the first trip
-            # would show.
+            # Encodes and decodes the result again. The second time must not lose anything either.
             again = core.restore(built, codec)
             assert_same(state, core.restore(core.build(again, codec), codec))
             in_place(state, built, again, codec)
@@ -33,7 +32,7 @@ def run(codec, torch, first, extra=()):
 
 
 def in_place(state, built, target, codec):
-    """Into a state of the same form, all of whose memory is zero before."""
+    """Receives into a state of the same form whose memory is all zero."""
     into = core.build(target, codec.for_target())
     for address, nbytes, _ in core.storages(into):
         if nbytes:
@@ -45,14 +44,15 @@ def in_place(state, built, target, codec):
 
 
 def by_key(state, built, target, codec):
-    """Into a state whose dicts have another order: each value goes to its own key."""
+    """Receives into a state whose dicts have another order: each value goes to its own key."""
     turned = rebuilt(target, lambda value: dict(list(value.items())[::-1]))
     received = in_place(state, built, turned, codec)
     compare_places(received, turned)
 
 
 def other_keys(built, target, codec):
-    """Into a state in which one unusual key is another: nothing goes there."""
+    """Receives into a state in which one unusual key is another one: nothing is received into its
+    value."""
     changed = []
 
     def change(value):
@@ -86,7 +86,7 @@ def compare_places(received, target):
         for one, other in zip(received, target):
             compare_places(one, other)
     elif type(received).__name__ in ("Tensor", "Parameter", "ndarray"):
-        # Of a sparse tensor only the memory is the target's.
+        # A sparse tensor is a new object. Only its memory is the target's.
         assert received is target or str(getattr(received, "layout", "")) not in (
             "",
             "torch.strided",
@@ -101,7 +101,7 @@ def test_without_torch(first):
 @pytest.mark.parametrize("first", range(0, 2000, BLOCK))
 @pytest.mark.filterwarnings(
     "ignore"
-)  # torch calls several of its types experimental, the first time that each is made
+)  # torch warns about several of its types when the first one is made.
 def test_with_torch(first):
     torch = pytest.importorskip(
         "torch", reason="torch is not installed: pip install -r tests/python/requirements-torch.txt"

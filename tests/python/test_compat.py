@@ -17,7 +17,8 @@ from wherry.torch import PGTransport, compat  # noqa: E402
 
 
 def test_names():
-    """All that torch's module defines, and torch's own objects except for PGTransport."""
+    """compat has all names that torch's module defines. They are torch's own objects, except for
+    PGTransport."""
     defined = {
         name
         for name, value in vars(reference).items()

@@ -60,7 +60,7 @@ class DeviceArray:
         return KDL_CUDA, self.device
 
     def __dlpack__(self, stream=None):
-        assert stream is None  # the default stream
+        assert stream is None  # This is the default stream.
         ndim = len(self.shape)
         tensor = DLTensor(
             self.data.value, KDL_CUDA, self.device, ndim, 2, 32, 1, self.shape, None, 0, None, None
@@ -119,7 +119,7 @@ def body(place, lanes):
             assert np.array_equal(onto["large"], large) and np.array_equal(
                 onto["host"].numbers, large
             )
-            with pytest.raises(wherry.Mismatch, match="shapes differ"):
+            with pytest.raises(wherry.errors.Mismatch, match="shapes differ"):
                 wherry.recv(group, 0, {"x": DeviceArray(numbers(3, 8))}, timeout=30)
             wherry.recv(group, 0, into={"x": (target := DeviceArray(0 * small))}, timeout=30)
             assert np.array_equal(target.numbers, small)
@@ -129,7 +129,7 @@ def body(place, lanes):
 
 
 def sent_twice(place, lanes):
-    """As body, with the last send again: the first of the two is refused by its receiver."""
+    """Like body, but with the last send twice. The receiver refuses the first of the two."""
     if launch.rank():
         return body(place, lanes)
     send = wherry.group.send
@@ -137,7 +137,7 @@ def sent_twice(place, lanes):
     def patient(group, dst, state, **options):
         try:
             return send(group, dst, state, **options)
-        except wherry.Aborted as error:
+        except wherry.errors.Aborted as error:
             assert "shapes differ" in str(error), error
             return send(group, dst, state, **options)
 
@@ -153,7 +153,7 @@ def test_there_and_back(lanes, tmp_path):
 
 
 class Elsewhere:
-    """Something on a device of a machine that has none."""
+    """A value on a device, on a machine that has none."""
 
     def __dlpack_device__(self):
         return KDL_CUDA, 0
@@ -171,7 +171,7 @@ class Elsewhere:
 
 def without_driver(place):
     with wherry.Group.join(f"unix://{place}?rank=0&size=2", timeout=30, wait_for=1) as group:
-        with pytest.raises(wherry.Unsupported, match="cuda:0") as caught:
+        with pytest.raises(wherry.errors.Unsupported, match="cuda:0") as caught:
             wherry.send(group, 1, {"x": Elsewhere()}, timeout=5)
         return caught.value.path
 

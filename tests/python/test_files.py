@@ -44,7 +44,8 @@ TORCH_DTYPES = [
 
 
 def tool(*arguments, status=None, **environment):
-    """Runs file_tool, which must fail with `status` if one is given. Returns its lines."""
+    """Runs file_tool. It must fail with `status` if one is given. Returns the lines that it
+    prints."""
     done = subprocess.run(
         [TOOL, *arguments],
         capture_output=True,
@@ -112,7 +113,7 @@ def test_safetensors(tmp_path, dtype):
 
 
 def test_four_bits(tmp_path):
-    """Two numbers per byte: safetensors counts numbers; torch and Wherry count bytes."""
+    """Two numbers per byte. safetensors counts numbers; torch and Wherry count bytes."""
     tensor = torch.arange(6, dtype=torch.uint8).reshape(2, 3).view(torch.float4_e2m1fn_x2)
     theirs, ours = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
     safetensors.torch.save_file({"w": tensor}, theirs)
@@ -227,7 +228,7 @@ def test_bad_by_the_plain_reader(name, status):
 def test_bad_by_their_library():
     """The safetensors library refuses the same files as we do, except those in `ours_alone`."""
     ours_alone = {
-        "json_large_value.safetensors",  # both refuse, for different reasons
+        "json_large_value.safetensors",  # Both refuse these files, but for different reasons.
         "four_bits_odd.safetensors",
         "json_zero_in_name.safetensors",
         "metadata_name_twice.safetensors",
@@ -319,5 +320,5 @@ def test_large_file(tmp_path):
     runs = [(open_once(small), open_once(large)) for _ in range(5)]
     seconds = [min(run[i][0] for run in runs) for i in range(2)]
     memory = [max(run[i][1] for run in runs) for i in range(2)]
-    assert seconds[1] < 1.5 * seconds[0] + 1, seconds  # reading 100 GiB takes far longer
+    assert seconds[1] < 1.5 * seconds[0] + 1, seconds  # Reading all 100 GiB would take far longer.
     assert memory[1] < memory[0] + 2048 and memory[1] < 64 << 10, memory

@@ -16,7 +16,7 @@ GOOD = sorted((GOLDEN / "good").glob("*.bin"))
 BAD = [line.split("\t") for line in (GOLDEN / "bad" / "expected.tsv").read_text().splitlines()]
 DOCUMENT = TESTS.parent / "docs" / "wire-format.md"
 
-sys.setrecursionlimit(10000)  # for the deep ones
+sys.setrecursionlimit(10000)  # The deep manifests need this.
 
 good_files = pytest.mark.parametrize("path", GOOD, ids=[path.stem for path in GOOD])
 
@@ -150,7 +150,7 @@ def test_limits():
     assert status_of(around + two_deep, Limits(values=1)) == "WHERRY_LIMIT"
     assert (
         status_of(around + text, Limits(string_bytes=6)) == "WHERRY_OK"
-    )  # the magic text is the longest
+    )  # The magic text is the longest string.
     assert (
         status_of(around + bytes.fromhex("6761626364656667"), Limits(string_bytes=6))
         == "WHERRY_LIMIT"

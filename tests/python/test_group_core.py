@@ -63,15 +63,17 @@ class Pair:
         )
         sending.start()
         try:
-            return self.transports[1].recv([0], None, self.codec, {**OPTIONS, **options})[0]
+            return _core.Transport.recv(
+                ((self.transports[1], 0, None),), None, self.codec, {**OPTIONS, **options}
+            )[0]
         finally:
             cancel.request()
             sending.join()
 
 
 def test_an_interrupt_after_a_transfer_inside_a_progress_function():
-    """The inner call is not the end of the outer one, which an interrupt of its table ends as
-    that."""
+    """The end of the inner call is not the end of the outer one. If the table interrupts the outer
+    call, it ends as interrupted."""
     outer, inner = Pair(), Pair()
     found = []
 
@@ -86,7 +88,7 @@ def test_an_interrupt_after_a_transfer_inside_a_progress_function():
 
 
 class Odd(Exception):
-    """Has no rank, and runs code to tell its status."""
+    """An exception without a rank, whose attribute `status` runs code."""
 
     @property
     def status(self):
@@ -94,7 +96,8 @@ class Odd(Exception):
 
 
 @pytest.mark.parametrize(
-    "trouble, expected", [(Odd("gone"), wherry.PeerLost), (ValueError("bad"), wherry.Closed)]
+    "trouble, expected",
+    [(Odd("gone"), wherry.errors.PeerLost), (ValueError("bad"), wherry.errors.Closed)],
 )
 def test_exceptions_of_a_table(trouble, expected):
     pair = Pair()

@@ -21,10 +21,10 @@ def test_the_size_of_a_bucket():
 
 
 def test_without_memory():
-    with pytest.raises(wherry.Unsupported, match="meta") as caught:
+    with pytest.raises(wherry.errors.Unsupported, match="meta") as caught:
         _core.build({"x": torch.empty(3, device="meta")}, TorchCodec())
     assert caught.value.path == "x"
-    with pytest.raises(wherry.InvalidArgument, match="meta has none"):
+    with pytest.raises(wherry.errors.InvalidArgument, match="meta has none"):
         TorchCodec().new_on("meta")
 
 
@@ -80,7 +80,8 @@ def start(library):
     return dist.get_rank(), stand_in_device.load(library)
 
 
-BUCKETS = 1 + 4  # of a_state, of 1 MiB: the small ones, and the large one in four pieces
+# for a_state with buckets of 1 MiB: one for the small tensors, and four pieces of the large one
+BUCKETS = 1 + 4
 
 
 def in_place_body(library, source, target, lanes):
@@ -98,7 +99,7 @@ def in_place_body(library, source, target, lanes):
             received = transport.recv_checkpoint(0)
             assert counts.stand_in_crossings() == (
                 2 * BUCKETS if target != "cpu" else 0
-            )  # there and back
+            )  # The data crosses once in each direction.
             assert counts.stand_in_largest() <= 1 << 20
             assert received["view"] is mine["view"] and received["parameter"] is mine["parameter"]
             assert devices(mine) == {torch.device(target).type}
@@ -164,15 +165,15 @@ def mismatch_body(library):
     target = {"a": torch.full((100,), -1.0).to("standin"), "b": torch.zeros(3).to("standin")}
     with PGTransport(dist.group.WORLD, 30, "cpu", lambda: target) as transport:
         if rank == 0:
-            with pytest.raises(wherry.Aborted, match="differ"):
+            with pytest.raises(wherry.errors.Aborted, match="differ"):
                 transport.send_checkpoint(
                     [1], {"a": torch.ones(100).to("standin"), "b": torch.zeros(4).to("standin")}
                 )
         else:
             counts.stand_in_reset()
-            with pytest.raises(wherry.Mismatch, match="differ"):
+            with pytest.raises(wherry.errors.Mismatch, match="differ"):
                 transport.recv_checkpoint(0)
-            assert counts.stand_in_crossings() == 1  # to the host
+            assert counts.stand_in_crossings() == 1  # The data goes to the host.
             assert torch.equal(target["a"].cpu(), torch.full((100,), -1.0))
     dist.barrier()
 
@@ -232,7 +233,7 @@ def forced_body():
     with PGTransport(dist.group.WORLD, 30, "cpu", lambda: state) as over:
         if rank == 0:
             over.send_checkpoint([1], state)
-            with pytest.raises(wherry.Aborted, match="differ"):
+            with pytest.raises(wherry.errors.Aborted, match="differ"):
                 over.send_checkpoint([1], {"a": DeviceTensor(torch.zeros(99)), "b": 1, "step": 2})
         else:
             received = over.recv_checkpoint(0)
@@ -243,7 +244,7 @@ def forced_body():
                 torch.arange(300.0, 1000.0),
             )
             assert torch.equal(base, expected)
-            with pytest.raises(wherry.Mismatch):
+            with pytest.raises(wherry.errors.Mismatch):
                 over.recv_checkpoint(0)
             assert torch.equal(base, expected)
     dist.barrier()

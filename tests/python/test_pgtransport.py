@@ -1,6 +1,7 @@
 """wherry.torch.PGTransport between real processes: what arrives, in place and as new tensors."""
 
 import itertools
+import logging
 import threading
 import time
 from collections import OrderedDict, namedtuple
@@ -14,7 +15,13 @@ import wherry
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharded_tensor import ShardMetadata
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec
-from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DeviceMesh,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    init_device_mesh,
+)
 from torch_states import a_model, assert_same, clone, finish, plain_state, same_bits, start, train
 from wherry.torch import PGTransport
 
@@ -29,8 +36,8 @@ Point = namedtuple("Point", "x y")
 def one_to_seven(transport, rank, state, expected=None):
     """Rank 0 sends to all others; each compares."""
     if rank == 0:
-        transport.send_checkpoint(list(range(1, 8)), state)
-        assert [one.rank for one in transport.last_outcomes] == list(range(1, 8))
+        outcomes = transport.send_checkpoint(list(range(1, 8)), state)
+        assert [one.rank for one in outcomes] == list(range(1, 8))
         return None
     received = transport.recv_checkpoint(0)
     assert_same(expected if expected is not None else state, received)
@@ -183,7 +190,7 @@ def ring(transport, rank):
             lambda: receiving.recv_checkpoint(before),
         ]
         results = [step() for step in (steps if rank % 2 == 0 else steps[::-1])]
-    received = next(one for one in results if one is not None)
+    received = next(one for one in results if isinstance(one, dict))
     assert received["from"] == before and received["rank"] is target["rank"]
     assert bool((target["rank"] == before).all())
 
@@ -191,6 +198,39 @@ def ring(transport, rank):
 def test_eight_ranks():
     with launch.job(8) as job:
         job.run(eight_body, timeout=120)
+
+
+def rows_body():
+    """A new DTensor has the sender's rows. The log says so if they are not those of this rank."""
+    rank, size = start()
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(8)
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("wherry").addHandler(handler)
+    with PGTransport(dist.group.WORLD, LIMIT, "cpu", device_mesh=mesh) as transport:
+        for placement, expected in ((Replicate(), 0), (Shard(0), 1)):
+            state = {"a": distribute_tensor(whole, mesh, [placement])}
+            if rank == 0:
+                transport.send_checkpoint([1], state)
+                continue
+            transport.recv_checkpoint(0)
+            assert sum("rows are those of the other rank" in text for text in told) == expected
+        target = {"a": distribute_tensor(torch.zeros_like(whole), mesh, [Shard(0)])}
+        with PGTransport(dist.group.WORLD, LIMIT, "cpu", lambda: target) as receiving:
+            if rank == 0:
+                with pytest.raises(wherry.errors.Aborted):
+                    transport.send_checkpoint([1], state)
+            else:
+                with pytest.raises(wherry.errors.Mismatch, match=r"\[0:4\] at .* \[4:8\] in"):
+                    receiving.recv_checkpoint(0)
+    finish()
+
+
+def test_the_rows_of_another_rank():
+    with launch.job(2) as job:
+        job.run(rows_body)
 
 
 # ---- real models ----
@@ -269,9 +309,9 @@ def options_body():
     ) as transport:
         if rank == 0:
             transport.send_checkpoint([1], {"a": torch.ones(3)}, step=8)
-            with pytest.raises(wherry.Aborted, match="partial"):
+            with pytest.raises(wherry.errors.Aborted, match="partial"):
                 transport.send_checkpoint([1], {"a": torch.ones(3)})
-            with pytest.raises(wherry.Mismatch, match="step") as caught:
+            with pytest.raises(wherry.errors.Mismatch, match="step") as caught:
                 transport.send_checkpoint([1], {"a": torch.ones(3)}, step=5)
             assert caught.value.rank == 1
         else:
@@ -280,10 +320,10 @@ def options_body():
             ) as lenient:
                 received = lenient.recv_checkpoint(0, step=8)
             assert bool((received["a"] == 1).all())
-            with pytest.raises(wherry.Mismatch) as caught:
+            with pytest.raises(wherry.errors.Mismatch) as caught:
                 transport.recv_checkpoint(0)
             assert caught.value.path == "b" and caught.value.rank == 0
-            with pytest.raises(wherry.Mismatch, match="step"):
+            with pytest.raises(wherry.errors.Mismatch, match="step"):
                 transport.recv_checkpoint(0, step=6)
     finish()
 
@@ -297,21 +337,22 @@ def arguments_body():
     rank, size = start()
     pg = dist.group.WORLD
     with PGTransport(pg, LIMIT, "cpu") as transport:
-        transport.send_checkpoint([], object())  # no destination: the state is not read
+        # There is no destination, so the state is not read.
+        transport.send_checkpoint([], object())
         for ranks, told in [
             ([rank], "is this process: remove"),
             ([1 - rank, 1 - rank], "twice"),
             ([2], "0 to 1"),
             ([-1], "0 to 1"),
         ]:
-            with pytest.raises(wherry.InvalidArgument, match=told):
+            with pytest.raises(wherry.errors.InvalidArgument, match=told):
                 transport.send_checkpoint(ranks, {})
-        with pytest.raises(wherry.InvalidArgument, match="is this process"):
+        with pytest.raises(wherry.errors.InvalidArgument, match="is this process"):
             transport.recv_checkpoint(rank)
-        with pytest.raises(wherry.Unsupported, match="allow_pickle") as caught:
+        with pytest.raises(wherry.errors.Unsupported, match="allow_pickle") as caught:
             transport.send_checkpoint([1 - rank], {"a": {"b": threading.Lock()}})
         assert caught.value.path == "a.b"
-        with pytest.raises(wherry.InvalidArgument, match="bus"):
+        with pytest.raises(wherry.errors.InvalidArgument, match="bus"):
             PGTransport(pg, LIMIT, "cpu", lanes="bus").send_checkpoint([1 - rank], {})
     for wrong in [
         {"timeout": -1},
@@ -320,7 +361,7 @@ def arguments_body():
         {"threads": -1},
         {"state_dict": {}},
     ]:
-        with pytest.raises(wherry.InvalidArgument):
+        with pytest.raises(wherry.errors.InvalidArgument):
             PGTransport(**{"pg": pg, "timeout": 1, "device": "cpu", **wrong})
     with pytest.raises(RuntimeError):
         PGTransport(pg, 1, "nonsense")
@@ -338,13 +379,13 @@ def pickle_body():
     with PGTransport(dist.group.WORLD, LIMIT, "cpu", allow_pickle=True) as both:
         if rank == 0:
             both.send_checkpoint([1], value)
-            with pytest.raises(wherry.Aborted):
+            with pytest.raises(wherry.errors.Aborted):
                 both.send_checkpoint([1], value)
         else:
             assert both.recv_checkpoint(0) == value
             with (
                 PGTransport(dist.group.WORLD, LIMIT, "cpu") as careful,
-                pytest.raises(wherry.Unsupported) as caught,
+                pytest.raises(wherry.errors.Unsupported) as caught,
             ):
                 careful.recv_checkpoint(0)
             assert caught.value.path == "timer" and "allow_pickle" in str(caught.value)

@@ -21,7 +21,7 @@ from wherry.torch._rendezvous import AddressRendezvous
 
 
 def subgroup_body():
-    """A group numbers its ranks itself: in the group of ranks 1 and 3, rank 1 is rank 0."""
+    """A group numbers its ranks itself. In the group of ranks 1 and 3, rank 1 is rank 0."""
     rank, _ = start()
     odd = dist.new_group([1, 3])
     pair = dist.new_group([2, 1, 3])
@@ -29,14 +29,14 @@ def subgroup_body():
         with PGTransport(odd, 20, "cpu") as transport:
             exchange(dist.get_rank(odd), 0, 1, transport, {"from": "rank 1", "w": torch.ones(3)})
             exchange(dist.get_rank(odd), 1, 0, transport, {"from": "rank 3", "w": torch.zeros(3)})
-            with pytest.raises(wherry.InvalidArgument, match="0 to 1"):
+            with pytest.raises(wherry.errors.InvalidArgument, match="0 to 1"):
                 transport.send_checkpoint([2], {})
     if rank in (1, 2, 3):
         mine = dist.get_rank(pair)
         with PGTransport(pair, 20, "cpu") as transport:
             exchange(mine, 0, 2, transport, {"who": dist.get_global_rank(pair, 0)})
             if mine == 0:
-                with pytest.raises(wherry.Timeout) as caught:
+                with pytest.raises(wherry.errors.Timeout) as caught:
                     transport.send_checkpoint([1], {}, timeout=0.2)
                 assert caught.value.rank == 1 == caught.value.outcomes[0].rank
     finish()
@@ -70,13 +70,13 @@ def free_port():
 
 
 def no_store_body(port):
-    """A group whose store cannot be found: the error says what to do, and that works."""
+    """If the store of a group cannot be found, the error says what to do, and doing it helps."""
     rank, _ = start()
     pg = Hidden(dist.group.WORLD)
     assert _process_group.store_of(_process_group.unwrap(pg)) is None
     with (
         PGTransport(pg, 20, "cpu") as transport,
-        pytest.raises(wherry.InvalidArgument, match="has no store, .*: pass address="),
+        pytest.raises(wherry.errors.InvalidArgument, match="has no store, .*: pass address="),
     ):
         transport.send_checkpoint([1], {}) if rank == 0 else transport.recv_checkpoint(0)
     with PGTransport(pg, 20, "cpu", address=f"tcp://127.0.0.1:{port}") as transport:
@@ -101,7 +101,8 @@ def address_body(folder):
             with PGTransport(pair, 20, "cpu", address=f"unix://{folder}/all2") as other:
                 exchange(rank - 1, 1, 0, other)
         dist.barrier()
-    for turn in range(30):  # one transport per transfer: one is left while the next joins
+    # There is one transport per transfer. One rank may still leave while the other one joins again.
+    for turn in range(30):
         with PGTransport(
             dist.group.WORLD, 20, "cpu", address=f"unix://{folder}/turns"
         ) as transport:
@@ -147,7 +148,7 @@ def broken_group_body():
     rank, _ = start()
     good, bad = {"w": torch.ones(1000)}, {"w": torch.zeros(999)}
     with PGTransport(dist.group.WORLD, 20, "cpu", lambda: bad, lanes="group") as transport:
-        with pytest.raises((wherry.Aborted, wherry.Mismatch)):
+        with pytest.raises((wherry.errors.Aborted, wherry.errors.Mismatch)):
             transport.send_checkpoint([1], good) if rank == 0 else transport.recv_checkpoint(0)
         assert not bad["w"].any()
     with PGTransport(dist.group.WORLD, 20, "cpu", lanes="group") as transport:
@@ -155,12 +156,12 @@ def broken_group_body():
         dist.barrier()
         began = time.monotonic()
         if rank == 1:
-            with pytest.raises(wherry.Timeout):
+            with pytest.raises(wherry.errors.Timeout):
                 transport.recv_checkpoint(0, timeout=0.3)
             assert time.monotonic() - began < 5
             transport.close()
             with PGTransport(dist.group.WORLD, 20, "cpu", lanes="group") as other:
-                with pytest.raises(wherry.Closed, match="create a new one"):
+                with pytest.raises(wherry.errors.Closed, match="create a new one"):
                     other.recv_checkpoint(0)
             launch.say("broken")
         launch.wait_for("broken")
@@ -180,7 +181,7 @@ def torchft_body():
     store = f"127.0.0.1:{os.environ['MASTER_PORT']}"
     pg = ProcessGroupGloo()
     with PGTransport(pg, 20, "cpu") as transport:
-        with pytest.raises(wherry.InvalidArgument, match="not initialized"):
+        with pytest.raises(wherry.errors.InvalidArgument, match="not initialized"):
             transport.recv_checkpoint(0)
         for quorum, ranks in enumerate([[0, 1], [1, 0]]):
             pg.configure(f"{store}/{quorum}", "replica", ranks.index(me), 2)
@@ -207,7 +208,7 @@ class Rankless(dist.ProcessGroup):
 def test_a_group_that_does_not_tell_its_rank_is_refused():
     with (
         PGTransport(Rankless(), 1, "cpu") as transport,
-        pytest.raises(wherry.InvalidArgument, match="Rankless does not provide the rank"),
+        pytest.raises(wherry.errors.InvalidArgument, match="Rankless does not provide the rank"),
     ):
         transport.recv_checkpoint(1)
 
@@ -279,7 +280,9 @@ def test_the_address_of_an_interface():
 def test_tickets():
     ticket = Ticket("tcp://[fe80::1%eth0]:4123", 4096, 0, bytes(range(32)))
     assert Ticket.read(ticket.text()) == ticket
-    assert Ticket.read(ticket._replace(secret=None).text()) == ticket._replace(secret=None)
+    for host in ("", "4026531833/5b36ffb3-1f4e-4da5-891d-14cb3802b6b2"):
+        without = ticket._replace(secret=None, host=host)
+        assert Ticket.read(without.text()) == without
     good = ticket.text()
     for bad in (
         "",
@@ -294,7 +297,7 @@ def test_tickets():
         good.upper(),
         good + "\n",
     ):
-        with pytest.raises(wherry.Malformed) as caught:
+        with pytest.raises(wherry.errors.Malformed) as caught:
             Ticket.read(bad)
         assert ticket.secret.hex() not in str(caught.value)
 
@@ -307,9 +310,12 @@ def wrong_ticket_body():
         if rank == 0:
             listener = _rendezvous.Listener("127.0.0.1", 0, 2)
             for lie, expected in [
-                (listener.ticket._replace(secret=bytes(32)).text(), wherry.BadSecret),
-                (listener.ticket._replace(address="tcp://127.0.0.1:9").text(), wherry.Timeout),
-                ("nonsense", wherry.Malformed),
+                (listener.ticket._replace(secret=bytes(32)).text(), wherry.errors.BadSecret),
+                (
+                    listener.ticket._replace(address="tcp://127.0.0.1:9").text(),
+                    wherry.errors.Timeout,
+                ),
+                ("nonsense", wherry.errors.Malformed),
                 (listener.ticket._replace(size=3).text(), wherry.Error),
             ]:
                 store.set("wherry/1", lie)
@@ -349,7 +355,7 @@ def restarted_source_body(life):
             transport.send_checkpoint([1], {"life": life})
             launch.say(f"sent {life}")
             while life == 1:
-                signal.pause()  # until it is killed
+                signal.pause()  # The process stays until it is killed.
         else:
             assert transport.recv_checkpoint(0) == {"life": 1}
             launch.say("ready")

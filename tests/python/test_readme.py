@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("WHERRY_BUILD", ROOT / "build"))
 
 
-def test_c_example(tmp_path: pathlib.Path) -> None:
+def build_c_example(tmp_path: pathlib.Path) -> pathlib.Path:
     (source,) = re.findall(r"```c\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "example.c").write_text(source)
     library = BUILD / "src"
@@ -33,9 +33,14 @@ def test_c_example(tmp_path: pathlib.Path) -> None:
         cwd=tmp_path,
         check=True,
     )
+    return tmp_path / "example"
+
+
+def test_c_example(tmp_path: pathlib.Path) -> None:
+    example = build_c_example(tmp_path)
     ranks = [
         subprocess.Popen(
-            [tmp_path / "example", f"unix://{tmp_path}/meet?rank={rank}&size=2"],
+            [example, f"unix://{tmp_path}/meet?rank={rank}&size=2"],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -44,6 +49,22 @@ def test_c_example(tmp_path: pathlib.Path) -> None:
     outputs = [process.communicate(timeout=60)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0]
     assert outputs == ["", "dict of 1\n  w: float32[2, 3] cpu, storage #0\n"]
+
+
+def test_c_example_alone(tmp_path: pathlib.Path) -> None:
+    """A program that waits for another rank prints that after 3 s."""
+    example = build_c_example(tmp_path)
+    env = {name: value for name, value in os.environ.items() if name != "WHERRY_LOG"}
+    with subprocess.Popen(
+        [example, f"unix://{tmp_path}/meet?rank=1&size=2"],
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as alone:
+        assert alone.stderr is not None
+        told = alone.stderr.readline()
+        alone.kill()
+    assert told == f"wherry: info: waiting for rank 0 at unix:{tmp_path}/meet\n"
 
 
 def test_python_example(tmp_path: pathlib.Path) -> None:
@@ -68,3 +89,4 @@ def test_python_example(tmp_path: pathlib.Path) -> None:
     ]
     done = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "received" in done.stdout, done.stdout

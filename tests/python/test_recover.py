@@ -36,8 +36,8 @@ def recover(*arguments, script=EXAMPLE):
     "kill, at, ranks",
     [
         ("2", "7", 4),
-        ("0 3 0", "0 4 9", 4),  # rank 0 twice, and in the first step
-        ("1 0", "11 11", 4),  # two at once, in the last step
+        ("0 3 0", "0 4 9", 4),  # Rank 0 is killed twice, the first time in the first step.
+        ("1 0", "11 11", 4),  # Two ranks are killed at once, in the last step.
         ("1 0", "3 8", 2),
     ],
 )
@@ -48,7 +48,12 @@ def test_killed_ranks_are_healed(kill, at, ranks):
     before, after = done.stdout.split("The same training, with")
     for rank in kill.split():
         assert f"rank {rank} was killed" in after and f"rank {rank} was killed" not in before
+    # Each line counts the steps that are complete.
+    plan = re.search(r"The same training, with (.+)", done.stdout)[1]
     for rank, step in zip(kill.split(), at.split()):
+        assert f"rank {rank} killed in the all-reduce after {step} steps" in plan
+        # A survivor may already have all of the sum.
+        assert re.search(rf"lost the group after ({step}|{int(step) + 1}) steps: ", after), after
         assert re.search(
             rf"rank {rank}: healed by rank \d to step ({step}|{int(step) + 1}): [1-9]\d* kB over (cma|ring)",
             after,
@@ -88,18 +93,18 @@ def first_life_body(steps):
     launch.say(f"process {worker.rank}", os.getpid())
     worker.form_group()
     if worker.rank == 0:
-        os.nice(19)  # so that the kill comes in time on a busy machine
+        os.nice(19)  # Run slowly, so that the kill comes in time on a busy machine.
     if worker.rank == 1:
         sample, source = worker.model.weight.detach()[::256, 0], launch.wait_for("process 0")
 
         def kill_the_source():
-            while sample.eq(steps[1]).all():  # nothing has arrived yet
+            while sample.eq(steps[1]).all():  # Nothing has arrived yet.
                 time.sleep(0.0002)
             os.kill(source, signal.SIGKILL)
 
         module.PGTransport = functools.partial(PGTransport, lanes="stream", threads=1)
         threading.Thread(target=kill_the_source, daemon=True).start()
-        with pytest.raises(wherry.PeerLost) as caught:
+        with pytest.raises(wherry.errors.PeerLost) as caught:
             worker.heal()
         assert caught.value.report["partial"] == ["model.weight"]
         assert (

@@ -30,15 +30,26 @@ from torch.distributed._shard.sharded_tensor import Shard as LocalShard
 from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardMetadata
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    placement_types,
+)
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rehearse import core
 
-from wherry import InvalidArgument, Malformed, Mismatch, Unsupported, _nodes
+from wherry import _nodes
+from wherry.errors import InvalidArgument, Malformed, Mismatch, Unsupported
 from wherry.torch import _distributed
 from wherry.torch._codec import TorchCodec
+
+# Torch 2.10 has this class without the underscore.
+MASK_PARTIAL = getattr(placement_types, "_MaskPartial", None) or placement_types.MaskPartial
 
 
 class World:
@@ -106,7 +117,8 @@ def dtensors():
     return made
 
 
-#: torch answers an operation out of a cache, perhaps with an equal mesh of earlier.
+#: torch caches the results of operations. A cached result may have an equal mesh from an earlier
+#: call.
 OF_OPERATIONS = ("transposed", "grad", "parameter", "frozen")
 
 
@@ -116,7 +128,8 @@ def test_dtensor(world):
     assert_same(sent, received)
     for name, tensor in sent.items():
         if name not in OF_OPERATIONS:
-            assert received[name].device_mesh is tensor.device_mesh, name  # with its groups
+            # The mesh includes its groups.
+            assert received[name].device_mesh is tensor.device_mesh, name
     assert (received["grid"] + 1).to_local().sum() == sent["grid"].to_local().sum() + sent[
         "grid"
     ].to_local().numel()
@@ -127,7 +140,7 @@ def pick(*names):
 
 
 def forgotten(sent, **options):
-    """Received by a process that has seen none of the meshes in a state."""
+    """The state is received by a process that has seen none of its meshes."""
     state = core.build(sent, TorchCodec())
     _distributed.forget_meshes()
     return core.restore(state, TorchCodec(**options))
@@ -187,11 +200,13 @@ def test_mesh_of_groups_that_were_made_again(world):
     dist.destroy_process_group()
     dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
     received = core.restore(state, TorchCodec())[0]
-    assert received.device_mesh is not sent.device_mesh  # its groups were destroyed
+    # The groups of the old mesh were destroyed.
+    assert received.device_mesh is not sent.device_mesh
     again = init_device_mesh("cpu", (4,))
     received = core.restore(state, TorchCodec(device_mesh=again))[0]
     assert received.device_mesh is again and received._spec == sent._spec
-    assert core.restore(state, TorchCodec())[0].device_mesh is again  # which it has seen by now
+    # The process has used this mesh by now.
+    assert core.restore(state, TorchCodec())[0].device_mesh is again
 
 
 def outside(sent, rank=None):
@@ -204,7 +219,7 @@ def outside(sent, rank=None):
 
 def test_dtensor_without_a_group(world):
     sent = dtensors()
-    row = sent.pop("row")  # a row of a mesh equals only a row of that mesh
+    row = sent.pop("row")  # A row of a mesh equals only a row of that mesh.
     received = outside({**sent, "row": row}, rank=1)
     made = received.pop("row")
     assert_same(sent, received)
@@ -213,7 +228,8 @@ def test_dtensor_without_a_group(world):
         1,
     ]
     assert received["grid"].device_mesh is not sent["grid"].device_mesh
-    assert received["grid"].device_mesh is received["mixed"].device_mesh  # made once
+    # The mesh is made only once.
+    assert received["grid"].device_mesh is received["mixed"].device_mesh
     assert received["grid"].device_mesh._coordinate_on_dim == (0, 1)
 
 
@@ -286,7 +302,7 @@ def test_hostile_meshes():
 def test_dtensors_that_are_refused(world):
     line = init_device_mesh("cpu", (4,))
     masked = DTensor.from_local(torch.ones(3), line, [Partial()])
-    masked._spec.placements = (_MaskPartial(offset_shape=torch.Size([4]), offset_dim=0),)
+    masked._spec.placements = (MASK_PARTIAL(offset_shape=torch.Size([4]), offset_dim=0),)
     strange = dtensors()["twice"]
     strange._spec.shard_order = tuple(
         entry._replace(mesh_dims=(1, 0)) for entry in strange._spec.shard_order
@@ -435,10 +451,11 @@ def test_hostile_shards():
     made = codec.sharded(
         node._replace(shape=(20000,), all=many, sharding=_nodes.Sharding(2, 0, (), many))
     )
-    assert len(made.metadata().shards_metadata) == 20000  # in much less than quadratic time
+    # This takes much less than quadratic time.
+    assert len(made.metadata().shards_metadata) == 20000
 
 
-# Real groups.
+# ---- real groups ----
 
 
 def test_with_real_groups(tmp_path):

@@ -28,7 +28,7 @@ pytestmark = [
         not hasattr(torch.Tensor, TABLE),
         reason="this torch has no C functions for DLPack: 2.10 has",
     ),
-    pytest.mark.filterwarnings("ignore"),  # torch calls several of its types experimental
+    pytest.mark.filterwarnings("ignore"),  # torch warns that several of its types are experimental.
 ]
 
 Describe = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
@@ -73,7 +73,7 @@ class Counted:
 
 
 def tensors():
-    """Tensors of every kind that the core reads without the codec, and of each dtype."""
+    """Tensors of every kind that the core reads without the codec, and tensors of each dtype."""
     base = torch.arange(48.0).reshape(6, 8)
     complex_ = torch.arange(8.0).to(torch.complex64)
     state = {}

@@ -13,7 +13,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/** Thread states of /proc/PID/stat: stopped or ended; and these or asleep in the kernel. */
+/**
+ * States of a thread in /proc/PID/stat. HALTED: stopped or ended. ASLEEP: halted, or asleep in the
+ * kernel.
+ */
 #define WH_STATES_HALTED "TtZX"
 #define WH_STATES_ASLEEP "S" WH_STATES_HALTED
 
@@ -31,7 +34,7 @@ static inline bool wh_threads_are(pid_t process, const char *states) {
         snprintf(path, sizeof(path), "/proc/%d/task/%.16s/stat", (int)process, one->d_name);
         FILE *file = fopen(path, "re");
         if (!file) {
-            continue; /* the thread has ended */
+            continue; /* The thread has ended. */
         }
         const char *name_end = fgets(line, sizeof(line), file) ? strrchr(line, ')') : NULL;
         fclose(file);
@@ -45,8 +48,8 @@ static inline bool wh_threads_are(pid_t process, const char *states) {
 
 /**
  * Waits until all other threads of a process sleep, seen twice in a row. A thread that was just
- * started counts as awake until it blocks, so that it is inside its call when this returns. Gives
- * up after half a second: some libraries have threads that poll.
+ * started counts as awake until it blocks. So when this returns, the thread is inside its call.
+ * Gives up after half a second, because some libraries have threads that poll.
  */
 static inline void wh_await_asleep(pid_t process) {
     enum { LOOK_US = 2000, LOOKS_MAX = 250, TWICE = 2 };

@@ -33,7 +33,7 @@ typedef struct seen {
 /** A group that records operations and reports them as done. */
 typedef struct fake {
     wh_group base;
-    wh_group_ops ops;
+    wh_group_backend ops;
     seen seen[SEEN_MAX];
     size_t count;
     size_t open;
@@ -68,7 +68,7 @@ static inline wherry_status fake_put(wh_group *group, int32_t rank, uint32_t cha
 
 static inline wherry_status fake_get(wh_group *group, int32_t rank, uint32_t channel, void *bytes, size_t size,
                                      void **operation_p, wherry_error *problem) {
-    memset(bytes, 0x11, size); /* lets ASan report a buffer that is too short */
+    memset(bytes, 0x11, size); /* This lets ASan report a buffer that is too short. */
     return begin(group, rank, channel, bytes, size, false, operation_p, problem);
 }
 
@@ -97,7 +97,7 @@ static inline bool fake_abandon(wh_group *group, void *operation) {
     fake *own = (fake *)group;
     const seen *one = operation;
     while (++one < own->seen + own->count) {
-        assert_true(one->gone); /* otherwise the next operation would get this one's data */
+        assert_true(one->gone); /* Otherwise the next operation would get the data of this one. */
     }
     let_go(own, operation);
     own->abandoned++;
@@ -105,7 +105,7 @@ static inline bool fake_abandon(wh_group *group, void *operation) {
 }
 
 static inline fake fake_of(void) {
-    return (fake){.base = {NULL, 0, 2, NULL},
+    return (fake){.base = {.size = 2},
                   .ops = {.name = "fake",
                           .part_bytes = scene_part_bytes,
                           .put = fake_put,

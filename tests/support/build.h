@@ -66,14 +66,16 @@ wherry_storage *build_bare(uint64_t nbytes);
 wherry_value *build_view(wherry_storage *storage, wherry_dtype dtype, int64_t offset, uint32_t ndim,
                          const int64_t *shape, const int64_t *strides);
 
-/** As build_view, but takes over the caller's reference to the storage. */
+/** Like build_view, but takes over the caller's reference to the storage. */
 wherry_value *build_tensor(wherry_storage *storage, wherry_dtype dtype, int64_t offset, uint32_t ndim,
                            const int64_t *shape, const int64_t *strides);
 
 /** A mesh of ranks 0, 1, 2 ... */
 wherry_mesh *build_mesh(uint32_t ndim, const int64_t *shape);
 
-/** What a receiver decodes if `rank` sends the state. -1: a rank that no mesh contains. */
+/**
+ * The state that a receiver decodes if `rank` sends the state. -1: a rank that no mesh contains.
+ */
 wherry_prepared *build_received(const wherry_value *state, int64_t rank);
 
 /** The plan of a receiver of `state`. target may be NULL. */

@@ -48,7 +48,7 @@ typedef struct place {
     wherry_status put;
     wherry_status get;
     wherry_status finish;
-    size_t hold; /**< How many more blocks may move to this rank. */
+    size_t hold; /**< Number of blocks that may still move to this rank. */
     size_t damage;
     size_t moved;
     size_t abandoned;
@@ -62,7 +62,7 @@ typedef struct place {
 struct callback_hub {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    operation *operations; /**< In the order they began. */
+    operation *operations; /**< In the order in which they began. */
     callback_hub_options options;
     int32_t size;
     place places[];
@@ -111,7 +111,7 @@ static void enter(member *m) {
     }
 }
 
-/** @return the status that a call must return at once, without doing anything; WHERRY_OK: none. */
+/** @return the status with which a call must fail at once; WHERRY_OK if it may do its work. */
 static wherry_status look(member *m, bool sends) {
     pthread_mutex_lock(&m->hub->lock);
     const place *own = m->hub->places + m->rank;
@@ -143,7 +143,7 @@ static wherry_status send_block(member *m, int32_t rank, const void *bytes, size
         return status;
     }
     if (size > CALLBACK_HUB_BLOCK_MAX || rank == m->rank || rank < 0 || rank >= hub->size) {
-        die("a block that may not be");
+        die("a block that is too long or for an impossible rank");
     }
     pthread_mutex_lock(&hub->lock);
     bool dead = hub->places[rank].dead && (hub->options.flags & WHERRY_GROUP_OPS_DEATH);
@@ -203,7 +203,8 @@ static wherry_status receive_blocks(member *m, uint32_t timeout_ms, wherry_group
         return status;
     }
     /*
-     * Look for deaths first: if the socket is then empty, all messages of the dead were delivered.
+     * Look for deaths first. If the socket is empty after that, all messages of the dead ranks were
+     * delivered.
      */
     int32_t dead = m->hub->options.flags & WHERRY_GROUP_OPS_DEATH ? find_death(m) : -1;
     if (drain(m, deliver, sink) > 0) {
@@ -274,7 +275,7 @@ static wherry_status begin_block(member *m, const operation *what, void **operat
     callback_hub *hub = m->hub;
     int32_t peer = what->is_put ? what->to : what->from;
     if (peer == m->rank || peer < 0 || peer >= hub->size || what->channel > WHERRY_GROUP_CHANNEL_MAX || !what->size) {
-        die("a block that may not be");
+        die("an empty put or get, or one with an impossible rank or channel");
     }
     enter(m);
     pthread_mutex_lock(&hub->lock);
@@ -481,7 +482,7 @@ void callback_hub_kill(callback_hub *hub, int32_t rank) {
 
 void callback_hub_inject(callback_hub *hub, int32_t from, int32_t to, const void *bytes, size_t size) {
     if (!post(hub->places + to, from, bytes, size, 1000)) {
-        die("a block was not taken in time");
+        die("nobody took a block in time");
     }
 }
 

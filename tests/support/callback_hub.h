@@ -70,7 +70,10 @@ void callback_hub_damage(callback_hub *hub, int32_t rank, size_t count);
 void callback_hub_cling(callback_hub *hub, int32_t rank);
 size_t callback_hub_write_late(callback_hub *hub, int32_t rank);
 
-/** Per rank: blocks moved to it; its operations in progress; its abandoned operations. */
+/**
+ * Per rank: number of blocks moved to it, of its operations in progress, and of its abandoned
+ * operations.
+ */
 size_t callback_hub_moved(callback_hub *hub, int32_t rank);
 size_t callback_hub_under_way(callback_hub *hub, int32_t rank);
 size_t callback_hub_abandoned(callback_hub *hub, int32_t rank);

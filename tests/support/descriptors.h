@@ -4,7 +4,10 @@
 
 #include <dirent.h>
 
-/** For comparison with an earlier count: includes the descriptor used for counting. */
+/**
+ * Counts the open descriptors, including the one used for counting. Compare it with an earlier
+ * count.
+ */
 static inline int open_descriptors(void) {
     int count = 0;
     DIR *folder = opendir("/proc/self/fd");

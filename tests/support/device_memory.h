@@ -41,19 +41,19 @@ static inline wherry_storage *build_device_storage(int32_t device, uint64_t nbyt
  * @return the first address; NULL if the driver refuses.
  */
 static inline void *map_device_pieces(size_t piece, size_t count) {
-    struct properties { /* the driver's layout */
+    struct properties { /* This is the layout that the driver uses. */
         int type;
         int handle_types;
         int location_type;
         int device;
         void *rest;
         unsigned char flags[8];
-    } wanted = {1, 1, 1, 0, NULL, {0}}; /* pinned, as a descriptor, on a device */
+    } wanted = {1, 1, 1, 0, NULL, {0}}; /* pinned memory, shared as a descriptor, on a device */
     struct rights {
         int location_type;
         int device;
         int flags;
-    } rights = {1, 0, 3}; /* read and write */
+    } rights = {1, 0, 3}; /* The device may read and write it. */
     int (*retain)(void **, int);
     int (*set_current)(void *);
     int (*reserve)(uint64_t *, size_t, size_t, uint64_t, unsigned long long);

@@ -48,7 +48,7 @@ static inline bool move_leaf(void *context, wherry_value *leaf) {
     return true;
 }
 
-/** Moves a state's storages; tensors that share one still do. */
+/** Moves the storages of a state. Tensors that shared a storage still share it. */
 static inline void move_state(wherry_value *state, device_choice choose) {
     wherry_error error;
     wherry_prepared *prepared;

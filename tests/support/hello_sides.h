@@ -11,7 +11,7 @@
 
 #include "group/hello.h"
 
-enum { HEADER = 5, MAC = 32, ROOM = 2048, UNCUT = 1 << 20, SECRET_SIZE = 21 };
+enum { HEADER = 5, MAC = 32, ROOM = 2048, UNCUT = 1 << 20 };
 enum { HELLO = 1, PROOF = 2, ACCEPT = 3, REFUSE = 4 };
 
 /* Offsets of the fields of a HELLO frame. */
@@ -29,16 +29,17 @@ enum {
     AT_JOB = 65
 };
 
-static const char secret[] = "the tide turns at six";
+static const wh_group_key test_key = {.id = UINT64_C(0x1F2E3D4C5B6A7988), .proof = "the tide turns at six, as usual"};
+static const wh_group_key other_key = {.id = UINT64_C(0x1F2E3D4C5B6A7989), .proof = "another one"};
 
 /** A state machine and its result. */
 typedef struct side {
     wh_hello *machine;
     wherry_status status;
     wherry_error error;
-    uint8_t heard[ROOM]; /* all bytes from the other side */
+    uint8_t heard[ROOM]; /* all bytes that the other side has sent */
     size_t heard_size;
-    size_t flip_at; /* number of the received bit to flip; SIZE_MAX: none */
+    size_t flip_at; /* number of the received bit to flip; SIZE_MAX: flip none */
 } side;
 
 static inline wh_hello_config config_of(uint32_t rank) {
@@ -47,10 +48,12 @@ static inline wh_hello_config config_of(uint32_t rank) {
         .rank = rank,
         .size = 4,
         .incarnation = UINT64_C(0x1122334455667700) + rank,
+        .table = UINT64_C(0x99AA) + rank,
         .job = "job-7",
         .address = rank == 0 ? "tcp://10.0.0.1:4711" : "unix:///tmp/größer",
-        .secret = secret,
-        .secret_size = SECRET_SIZE,
+        .method = WH_HELLO_METHOD_SECRET,
+        .keys = &test_key,
+        .key_count = 1,
     };
 }
 
@@ -86,8 +89,8 @@ static inline void feed(side *s, const uint8_t *bytes, size_t size) {
 }
 
 /**
- * Delivers the pending output of one side to the other, in pieces of `piece` bytes. One piece
- * always ends `cut` bytes after the start.
+ * Delivers the pending output of one side to the other, in pieces of `piece` bytes. A piece always
+ * ends `cut` bytes after the start, too.
  */
 static inline size_t carry(side *from, side *to, size_t piece, size_t cut) {
     const uint8_t *bytes;
@@ -143,15 +146,17 @@ static inline void assert_refuses(const wh_hello *machine, wh_refusal refusal) {
 static inline void assert_knows(const side *s, const wh_hello_config *peer, wh_hello_purpose purpose) {
     const wh_hello_fields *fields = wh_hello_peer(s->machine);
     assert_non_null(fields);
-    assert_int_equal(fields->version, 1);
+    assert_int_equal(fields->version, 2);
     assert_int_equal(fields->flags, peer->flags);
-    assert_int_equal(fields->method, peer->secret != NULL);
+    assert_int_equal(fields->method, peer->method);
+    assert_true(fields->key == (peer->key_count ? peer->keys->id : 0));
     assert_int_equal(fields->purpose, purpose);
     assert_int_equal(fields->rank, peer->rank);
     assert_int_equal(fields->size, peer->size);
     assert_true(fields->incarnation == peer->incarnation);
     assert_string_equal(fields->job, peer->job);
     assert_string_equal(fields->address, peer->address);
+    assert_true(fields->table == peer->table);
 }
 
 /* ---- a peer whose frames are built by hand, from the text of hello.h ---- */
@@ -192,8 +197,8 @@ static inline script hand_hello(void) {
     wh_hello_config config = config_of(1);
     script s = {0};
     add_frame(&s, HELLO, "WHRY", 4);
-    add_number(&s, 2, 1);
-    add_number(&s, 2, 1);
+    add_number(&s, 2, 2);
+    add_number(&s, 2, 2);
     add_number(&s, 2, config.flags);
     add_number(&s, 1, 1);
     add_number(&s, 1, 0);
@@ -205,6 +210,8 @@ static inline script hand_hello(void) {
     add_bytes(&s, config.job, strlen(config.job));
     add_number(&s, 2, strlen(config.address));
     add_bytes(&s, config.address, strlen(config.address));
+    add_number(&s, 8, config.table);
+    add_number(&s, 8, config.keys->id);
     set_size(&s);
     return s;
 }
@@ -216,7 +223,7 @@ static inline void hand_proof(int role, const script *own, const uint8_t *other,
     add_number(&text, 1, (uint64_t)role);
     add_bytes(&text, own->bytes, own->size);
     add_bytes(&text, other, other_size);
-    assert_non_null(HMAC(EVP_sha256(), secret, SECRET_SIZE, text.bytes, text.size, proof, NULL));
+    assert_non_null(HMAC(EVP_sha256(), test_key.proof, WH_KEY_BYTES, text.bytes, text.size, proof, NULL));
 }
 
 /**
@@ -230,7 +237,7 @@ static inline wherry_status give(side *left, const script *s) {
     return left->status;
 }
 
-/** As give, but the machine must fail. */
+/** Like give, but the machine must fail. */
 static inline void assert_rejected(const script *s, wherry_status status, wh_refusal refusal) {
     side left;
     assert_int_equal(give(&left, s), status);

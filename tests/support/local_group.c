@@ -20,7 +20,7 @@ typedef struct local_group {
 
 struct wh_local_hub {
     pthread_mutex_t lock;
-    size_t users; /**< One per member, and one for the creator. */
+    size_t users; /**< One reference per member, and one for the creator. */
     uint64_t incarnations;
     int32_t size;
     local_group *members[]; /**< The present member of each rank, or NULL. */
@@ -67,7 +67,7 @@ static wherry_status local_send(wh_group *group, int32_t rank, uint64_t tag, con
 
 /** The channel is a socket pair, so lanes over channels can be tested within one process. */
 static wherry_status local_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline,
-                                   const wh_stop *stop, int *channel_p, wherry_error *error) {
+                                   const wh_stop *stop, wh_socket *channel_p, wherry_error *error) {
     (void)deadline;
     local_group *own = (local_group *)group;
     wherry_status status = WHERRY_OK;
@@ -78,7 +78,7 @@ static wherry_status local_connect(wh_group *group, int32_t rank, uint64_t tag, 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
         return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot open a channel");
     }
-    wh_message message = {WH_MESSAGE_CHANNEL, group->rank, own->incarnation, tag, NULL, 0, ends[1]};
+    wh_message message = {WH_MESSAGE_CHANNEL, group->rank, own->incarnation, tag, NULL, 0, {ends[1], NULL}};
     pthread_mutex_lock(&own->hub->lock);
     const local_group *to = own->hub->members[rank];
     if (!to) {
@@ -90,7 +90,7 @@ static wherry_status local_connect(wh_group *group, int32_t rank, uint64_t tag, 
     }
     pthread_mutex_unlock(&own->hub->lock);
     if (status == WHERRY_OK) {
-        *channel_p = ends[0];
+        *channel_p = (wh_socket){.fd = ends[0]};
         return WHERRY_OK;
     }
     close(ends[0]);
@@ -116,7 +116,7 @@ static void local_destroy(wh_group *group) {
     wh_local_hub_release(hub);
 }
 
-static const wh_group_ops local_ops = {
+static const wh_group_backend local_ops = {
     .name = "local",
     .capabilities = WH_GROUP_BACKGROUND | WH_GROUP_DEATH | WH_GROUP_REJOIN | WH_GROUP_CONCURRENT,
     .send = local_send,
@@ -124,7 +124,7 @@ static const wh_group_ops local_ops = {
     .destroy = local_destroy,
 };
 
-/** Makes a new member and the others known to each other. */
+/** Tells a new member and the other members about each other. */
 static void introduce(wh_local_hub *hub, local_group *own) {
     local_group *former = hub->members[own->base.rank];
     if (former) {
@@ -147,7 +147,7 @@ wh_group *wh_local_join(wh_local_hub *hub, int32_t rank) {
         wh_mailbox_destroy(mailbox);
         return NULL;
     }
-    *own = (local_group){.base = {&local_ops, rank, hub->size, mailbox}, .hub = hub};
+    *own = (local_group){.base = {.ops = &local_ops, .rank = rank, .size = hub->size, .mailbox = mailbox}, .hub = hub};
     pthread_mutex_lock(&hub->lock);
     own->incarnation = ++hub->incarnations;
     hub->users++;

@@ -7,7 +7,10 @@
 
 #include "group/group.h"
 
-/** Where the ranks of one group meet. Freed when it was released and the last member has left. */
+/**
+ * The place where the ranks of one group meet. It is freed when its creator has released it and the
+ * last member has left.
+ */
 typedef struct wh_local_hub wh_local_hub;
 
 /** @return NULL if there is no memory. */

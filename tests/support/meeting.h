@@ -18,7 +18,7 @@
 typedef struct wh_test_meeting {
     char folder[64]; /**< Folder of the Unix socket. */
     int port;        /**< TCP; 0: Unix. */
-    bool near;       /**< TCP only for meeting; then Unix sockets. */
+    bool near;       /**< Uses TCP to meet, and Unix sockets after that. */
 } wh_test_meeting;
 
 static inline int wh_test_open_unix(void **state) {
@@ -43,14 +43,14 @@ static inline int wh_test_open_tcp(void **state) {
     return result;
 }
 
-/** As wh_test_open_tcp, but the processes use Unix sockets once they have met. */
+/** Like wh_test_open_tcp, but the processes use Unix sockets once they have met. */
 static inline int wh_test_open_near(void **state) {
     int result = wh_test_open_tcp(state);
     ((wh_test_meeting *)*state)->near = true;
     return result;
 }
 
-/** Killed processes leave their sockets in the folder. */
+/** Killed processes leave their sockets in the folder, so remove them. */
 static inline int wh_test_close(void **state) {
     wh_test_meeting *meeting = *state;
     int result = 0;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <glob.h>
 #include <grp.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -19,7 +20,7 @@
 #include "support/build.h"
 
 /** A rank that takes longer than this hangs. */
-enum { PATIENCE_S = 60 * JOB_SLOW, HEARTBEAT_MS = 200, SECRET_BYTES = 8 };
+enum { PATIENCE_S = 180 * JOB_SLOW, HEARTBEAT_MS = 200, SECRET_BYTES = 17 };
 
 /* ---- in the test ---- */
 
@@ -67,6 +68,9 @@ void job_start(job *all, int32_t rank, job_body part, const void *scene, const j
     alarm(PATIENCE_S);
     wherry_log_set_level(getenv("WHERRY_LOG") ? WHERRY_LOG_DEBUG : WHERRY_LOG_OFF);
     job_rank self = {.job = all, .rank = rank, .scene = scene};
+    if (all->networks && setns(all->networks[rank % 2], CLONE_NEWNET) != 0) {
+        job_fail(&self, "cannot enter a network namespace: %s", strerror(errno));
+    }
     become(&self, all->user);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (plan) {
@@ -113,7 +117,7 @@ static void remove_folder(const char *folder) {
     snprintf(pattern, sizeof(pattern), "%s/*", folder);
     if (glob(pattern, GLOB_NOSORT, NULL, &found) == 0) {
         for (size_t i = 0; i < found.gl_pathc; i++) {
-            /* killed processes leave the names of their sockets behind */
+            /* Killed processes leave the names of their sockets behind. */
             unlink(found.gl_pathv[i]);
         }
         globfree(&found);
@@ -161,15 +165,15 @@ void job_join(job_rank *self) {
     wherry_error error;
     const job *all = self->job;
     if (all->port) {
-        snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=%d&size=%d&job=job&shortcut=0", all->port,
-                 (int)self->rank, (int)all->size);
+        snprintf(address, sizeof(address), "tcp://%s:%d?rank=%d&size=%d&job=job&shortcut=0",
+                 all->host ? all->host : "127.0.0.1", all->port, (int)self->rank, (int)all->size);
     } else {
         snprintf(address, sizeof(address), "unix://%s/meet?rank=%d&size=%d&job=job", all->folder, (int)self->rank,
                  (int)all->size);
     }
     wherry_group_options_init(&options);
     options.timeout_ms = JOB_MS;
-    options.secret = "a secret";
+    options.secret = "a secret for jobs";
     options.secret_size = SECRET_BYTES;
     if (all->dead_after_ms) {
         options.heartbeat_ms = HEARTBEAT_MS;
@@ -275,7 +279,7 @@ job_state job_state_create(uint64_t seed) {
     state.bytes = offset + bytes;
     state.memory = mmap(NULL, state.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(state.memory != MAP_FAILED);
-    uint64_t *words = (void *)state.memory; /* on its own pages */
+    uint64_t *words = (void *)state.memory; /* The memory is on its own pages, so it is aligned. */
     for (size_t i = 0; i < state.bytes / sizeof(*words); i++) {
         words[i] = (seed << 56) + i * UINT64_C(0x9E3779B97F4A7C15);
     }
@@ -352,9 +356,9 @@ void job_check_report(job_rank *self, const wherry_report *report, const wherry_
                   "the report says that %s is complete, but it is not: %s", name, error->message);
     }
     if (report) {
-        snprintf(figures, sizeof(figures), "%zu tensors complete, %zu half written",
-                 wherry_report_count(report, WHERRY_TENSOR_COMPLETE),
-                 wherry_report_count(report, WHERRY_TENSOR_PARTIAL));
+        size_t complete = wherry_report_count(report, WHERRY_TENSOR_COMPLETE);
+        snprintf(figures, sizeof(figures), "%zu tensor%s complete, %zu half written", complete,
+                 complete == 1 ? "" : "s", wherry_report_count(report, WHERRY_TENSOR_PARTIAL));
         job_check(self, strstr(error->message, figures), "the error does not say \"%s\": %s", figures, error->message);
     }
 }

@@ -62,26 +62,31 @@ typedef void (*job_body)(job_rank *self);
 
 struct job {
     char folder[64];
-    int port; /**< TCP; 0: a Unix socket in the folder. */
+    int port;         /**< Port of TCP; 0: a Unix socket in the folder. */
+    const char *host; /**< The host of rank 0, over TCP; NULL: 127.0.0.1. */
+    /** Two network namespaces: even ranks are in the first, odd ranks in the second; NULL: none. */
+    const int *networks;
     int32_t size;
     uint32_t dead_after_ms;
     /** User that the ranks switch to before they join; 0: none. */
     uid_t user;
-    const char *name;                   /**< Name of the case, for messages. */
-    pid_t children[JOB_RANKS_MAX];      /**< Used by the test; 0: not started, or reaped. */
-    bool expendable[JOB_RANKS_MAX];     /**< May be killed by a signal. */
-    _Atomic pid_t pids[JOB_RANKS_MAX];  /**< Used by the ranks. */
-    _Atomic int flags[JOB_FLAGS];       /**< Set by job_announce; each test numbers its own. */
+    const char *name; /**< Name of the case, for messages. */
+    /** The rank's process, for the test; 0: not started, or reaped. */
+    pid_t children[JOB_RANKS_MAX];
+    bool expendable[JOB_RANKS_MAX];    /**< True if the rank may be killed by a signal. */
+    _Atomic pid_t pids[JOB_RANKS_MAX]; /**< The rank's process, for the other ranks. */
+    /** Flags set by job_announce; each test numbers its own. */
+    _Atomic int flags[JOB_FLAGS];
     _Atomic uint64_t signalled_at;      /**< When the signal was sent (wh_clock_now); 0: not yet. */
-    double figures[JOB_FIGURES];        /**< Figures for the test; one rank writes each. */
+    double figures[JOB_FIGURES];        /**< Figures for the test. Each is written by one rank. */
     char failures[JOB_RANKS_MAX][1024]; /**< The message of a rank that failed. */
 };
 
 /** A signal at a named point. */
 typedef struct job_signal {
     const char *point;
-    int count;      /**< On which pass, counted from 1. */
-    int32_t victim; /**< The rank that gets it: this one or another. */
+    int count;      /**< The pass at which the signal is sent, counted from 1. */
+    int32_t victim; /**< The rank that gets the signal: this one or another. */
     int signal;
 } job_signal;
 

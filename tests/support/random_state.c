@@ -412,7 +412,7 @@ static wherry_value *thinned_container(wh_random *random, const wherry_value *st
     wherry_kind kind = wherry_value_kind(state);
     bool dict = kind == WHERRY_KIND_DICT;
     size_t count = dict ? wherry_dict_count(state) : wherry_sequence_count(state);
-    uint64_t lost = wh_random_below(random, 3); /* none, some, most */
+    uint64_t lost = wh_random_below(random, 3); /* This chooses between none, some and most. */
     wherry_value *thin = empty_container(kind);
     wherry_error error;
     size_t kept = 0;

@@ -13,7 +13,7 @@ typedef struct wh_random {
 
 uint64_t wh_random_next(wh_random *random);
 
-/** A number from 0 to below - 1. */
+/** A number from 0 to below - 1, both included. */
 uint64_t wh_random_below(wh_random *random, uint64_t below);
 
 /**

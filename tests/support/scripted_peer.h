@@ -15,6 +15,7 @@
 #include "conformance/transfer_world.h"
 #include "group/channel.h"
 #include "group/mailbox.h"
+#include "range/chunkset.h"
 #include "transfer/message.h"
 
 enum { SCRIPT_MS = 5000 };
@@ -28,8 +29,8 @@ typedef struct scripted {
     wh_inbox *inbox;
     wh_message message; /**< The last received message; `note` points into it. */
     wh_note note;
-    int channel;              /**< A channel of the stream lane; -1: none. */
-    wh_message offer_message; /**< As a receiver: the OFFER; `offer` points into it. */
+    wh_socket channel;        /**< A channel of the stream lane; none if it has not come. */
+    wh_message offer_message; /**< For a scripted receiver: the OFFER; `offer` points into it. */
     wh_note offer;
 } scripted;
 
@@ -38,17 +39,16 @@ static inline wh_bytes text_bytes(const char *text) {
 }
 
 static inline void script_begin(scripted *s, wh_group *group, int32_t peer, uint64_t want_tag) {
-    *s = (scripted){.group = group, .peer = peer, .want_tag = want_tag, .own = wh_random_tag(), .channel = -1};
-    s->message.channel = s->offer_message.channel = -1;
+    *s =
+        (scripted){.group = group, .peer = peer, .want_tag = want_tag, .own = wh_random_tag(), .channel = WH_NO_SOCKET};
+    s->message.channel = s->offer_message.channel = WH_NO_SOCKET;
     must(wh_inbox_open(group, s->own, &s->inbox, NULL));
 }
 
 static inline void script_end(scripted *s) {
     wh_message_clear(&s->message);
     wh_message_clear(&s->offer_message);
-    if (s->channel >= 0) {
-        close(s->channel);
-    }
+    wh_socket_close(&s->channel);
     wh_inbox_close(s->inbox);
     s->inbox = NULL;
 }
@@ -84,11 +84,9 @@ static inline bool script_take(scripted *s, int64_t ms) {
             return false;
         }
         if (s->message.kind == WH_MESSAGE_CHANNEL) {
-            if (s->channel >= 0) {
-                close(s->channel); /* of the session before */
-            }
+            wh_socket_close(&s->channel); /* This channel is from the previous session. */
             s->channel = s->message.channel;
-            s->message.channel = -1;
+            s->message.channel = WH_NO_SOCKET;
         }
     } while (s->message.kind != WH_MESSAGE_BYTES || *(uint8_t *)s->message.bytes == WH_PROGRESS);
     return wh_note_decode(s->message.bytes, s->message.size, &s->note, NULL) == WHERRY_OK;
@@ -115,7 +113,7 @@ static inline void script_ask(scripted *s) {
     wh_message_clear(&s->offer_message);
     s->offer_message = s->message;
     s->offer = s->note;
-    s->message = (wh_message){.channel = -1};
+    s->message = (wh_message){.channel = WH_NO_SOCKET};
     s->there = s->offer.id;
 }
 
@@ -124,7 +122,7 @@ static inline void script_open_channel(scripted *s) {
     must(wh_group_connect(s->group, s->peer, s->there, wh_deadline_in_ms(SCRIPT_MS), NULL, &s->channel, NULL));
 }
 
-/** A plan with any request. `intervals` are `count` pairs. */
+/** Sends a plan with any request. `intervals` has `count` pairs. */
 static inline void script_plan(scripted *s, const char *lane, wh_bytes request, const wherry_interval *intervals,
                                size_t count) {
     wh_string list = {0};
@@ -139,7 +137,7 @@ static inline void script_plan(scripted *s, const char *lane, wh_bytes request, 
 
 /** Waits for a WANT; its nonce is the tag that the peer listens on. */
 static inline void script_await_want(scripted *s) {
-    do { /* a peer that gave up earlier withdraws its WANT first */
+    do { /* A peer that gave up earlier withdraws its WANT first. */
         wh_message_clear(&s->message);
         must(wh_group_receive(s->group, s->peer, s->want_tag, wh_deadline_in_ms(SCRIPT_MS), &s->message, NULL));
         must(wh_note_decode(s->message.bytes, s->message.size, &s->note, NULL));
@@ -153,7 +151,7 @@ static inline void script_write(const scripted *s, const void *bytes, size_t siz
     struct iovec all = {(void *)(uintptr_t)bytes, size};
     wh_stop never = {0};
     must(wh_stop_init(&never, NULL));
-    (void)wh_channel_write(s->channel, &all, 1, &never, wh_deadline_in_ms(SCRIPT_MS), NULL);
+    (void)wh_channel_write(&s->channel, &all, 1, &never, wh_deadline_in_ms(SCRIPT_MS), NULL);
     wh_stop_destroy(&never);
 }
 

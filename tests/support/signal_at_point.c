@@ -1,8 +1,9 @@
 /*
- * Linked into a copy of the command, for tests in Python: with WHERRY_TEST_SIGNAL="COUNT SIGNAL
- * POINT", the process gets the signal when it passes a point (base/point.h) for the COUNT-th time.
- * It prints "signalled" to standard error first. If the process survives, it sleeps briefly at each
- * later pass of that point, so that it handles the signal before it finishes.
+ * Linked into copies of the command and of the extension, for tests in Python: with
+ * WHERRY_TEST_SIGNAL="COUNT SIGNAL POINT", the process gets the signal when it passes a point
+ * (base/point.h) for the COUNT-th time. It prints "signalled" to standard error first. If the
+ * process survives, it sleeps briefly at each later pass of that point, so that it handles the
+ * signal before it finishes.
  */
 #include <signal.h>
 #include <stdatomic.h>

@@ -61,7 +61,7 @@ static void test_failure_returns_NULL(void **state) {
     assert_null(wh_alloc(1));
     assert_null(wh_alloc_array(1, 1));
     assert_null(wh_alloc_zeroed(1, 1));
-    assert_null(wh_copy_text("x", 1));
+    assert_null(wh_text_copy("x", 1));
 }
 
 static void test_sizes_that_overflow_fail(void **state) {
@@ -69,7 +69,7 @@ static void test_sizes_that_overflow_fail(void **state) {
     assert_null(wh_alloc_array(SIZE_MAX / 2 + 1, 2));
     assert_null(wh_alloc_zeroed(SIZE_MAX / 8 + 1, 8));
     assert_null(wh_alloc_array(SIZE_MAX, SIZE_MAX));
-    assert_null(wh_copy_text("x", SIZE_MAX));
+    assert_null(wh_text_copy("x", SIZE_MAX));
     assert_int_equal(counted.calls, 0);
 }
 
@@ -95,12 +95,12 @@ static void test_allocates_arrays(void **state) {
 
 static void test_copies_text(void **state) {
     (void)state;
-    char *copy = wh_copy_text("a\0bcd", 4);
+    char *copy = wh_text_copy("a\0bcd", 4);
     assert_non_null(copy);
     assert_memory_equal(copy, "a\0bc", 5);
     assert_int_equal(counted.last, 5);
     wh_free(copy);
-    copy = wh_copy_text(NULL, 0);
+    copy = wh_text_copy(NULL, 0);
     assert_non_null(copy);
     assert_string_equal(copy, "");
     wh_free(copy);

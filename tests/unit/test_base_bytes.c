@@ -41,7 +41,7 @@ static void test_reading_past_the_end_fails(void **state) {
     wh_cursor cursor = wh_cursor_over(bytes, sizeof(bytes));
     assert_int_equal(wh_cursor_number(&cursor, 4), 0);
     assert_true(cursor.failed);
-    /* a failed cursor returns nothing, even if bytes are left */
+    /* A failed cursor returns nothing, even if bytes are left. */
     assert_int_equal(wh_cursor_number(&cursor, 1), 0);
     assert_null(wh_cursor_bytes(&cursor, 0));
     assert_false(wh_cursor_ended(&cursor));

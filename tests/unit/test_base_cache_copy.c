@@ -42,12 +42,12 @@ static void check_every_alignment(copy_fn *copy) {
 
 static void test_copy_past_the_cache_is_exact(void **state) {
     (void)state;
-    check_every_alignment(wh_copy_nontemporal);
+    check_every_alignment(wh_memcpy_nontemporal);
 }
 
 static void test_copy_into_the_cache_is_exact(void **state) {
     (void)state;
-    check_every_alignment(wh_copy_into_cache);
+    check_every_alignment(wh_memcpy_into_cache);
 }
 
 /** Copies runs of many lengths, starting in the middle of the first, ending in the last. */

@@ -177,7 +177,7 @@ static void test_refuses_text_that_is_not_a_number(void **state) {
     }
 }
 
-/* Tests something only if a locale with a decimal comma is installed. */
+/* This tests something only if a locale with a decimal comma is installed. */
 static void test_locale_does_not_change_text(void **state) {
     (void)state;
     static const char *const names[] = {"C",           "C.UTF-8",     "de_DE.UTF-8", "de_DE.utf8",

@@ -69,7 +69,7 @@ static int be_child(void) {
         }
         wh_fork_lock_give(all[i].lock);
     }
-    wh_fork_lock_take(&late); /* never taken before */
+    wh_fork_lock_take(&late); /* This lock was never taken before. */
     wh_fork_lock_give(&late);
     return children == 1 && befores >= 1 && afters == befores ? 0 : 2;
 }
@@ -78,7 +78,7 @@ static void test_locks_are_free_after_a_fork(void **state) {
     (void)state;
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++) {
-        wh_fork_lock_take(all[i].lock); /* registers it with the fork handlers */
+        wh_fork_lock_take(all[i].lock); /* This registers the lock with the fork handlers. */
         wh_fork_lock_give(all[i].lock);
         assert_int_equal(pthread_create(threads + i, NULL, count, all + i), 0);
     }
@@ -93,7 +93,7 @@ static void test_locks_are_free_after_a_fork(void **state) {
         assert_int_equal(result, 0);
         assert_int_equal(befores, i + 1);
         assert_int_equal(afters, i + 1);
-        assert_int_equal(children, 0); /* only children change it */
+        assert_int_equal(children, 0); /* Only children change this number. */
     }
     atomic_store(&over, true);
     for (int i = 0; i < THREADS; i++) {
@@ -115,31 +115,52 @@ static void test_cpu_count_follows_the_affinity(void **state) {
     assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
 }
 
-/** The kernel zeroes the memory in a child, and leaves the parent's alone. */
-static void test_fork_wipes_memory_in_the_child(void **state) {
+/**
+ * The nonce does not change. In a forked child, the kernel zeroes it, and the child gets another
+ * one.
+ */
+static void test_forked_child_has_another_nonce(void **state) {
     (void)state;
-    enum { SIZE = 5000 };
-    static const char zeros[SIZE];
-    char *memory = wh_fork_wiped_alloc(SIZE);
-    int result = -1;
-    assert_non_null(memory);
-    assert_memory_equal(memory, zeros, SIZE);
-    memset(memory, 7, SIZE);
+    const uint8_t *one;
+    const uint8_t *again;
+    uint8_t before[WH_NONCE_BYTES];
+    int status;
+    assert_int_equal(wh_process_nonce(&one, NULL), WHERRY_OK);
+    assert_int_equal(wh_process_nonce(&again, NULL), WHERRY_OK);
+    assert_ptr_equal(one, again);
+    memcpy(before, one, sizeof(before));
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        _exit(memcmp(memory, zeros, SIZE) != 0);
+        static const uint8_t zeros[WH_NONCE_BYTES];
+        bool wiped = memcmp(one, zeros, sizeof(zeros)) == 0;
+        bool made = wh_process_nonce(&again, NULL) == WHERRY_OK && memcmp(again, before, sizeof(before)) != 0;
+        _exit(wiped && made ? 0 : 1);
     }
-    assert_int_equal(waitpid(child, &result, 0), child);
-    assert_int_equal(result, 0);
-    assert_int_equal(memory[SIZE - 1], 7);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_memory_equal(one, before, sizeof(before));
+}
+
+/** wh_cpu_features and the compiler's own check agree. */
+static void test_cpu_features_are_those_of_the_compiler(void **state) {
+    (void)state;
+#ifdef __x86_64__
+    for (int again = 0; again < 2; again++) {
+        assert_int_equal(!!(wh_cpu_features() & WH_CPU_AVX2), !!__builtin_cpu_supports("avx2"));
+        assert_int_equal(!!(wh_cpu_features() & WH_CPU_AVX512F), !!__builtin_cpu_supports("avx512f"));
+    }
+#else
+    assert_int_equal(wh_cpu_features(), 0);
+#endif
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_locks_are_free_after_a_fork),
         cmocka_unit_test(test_cpu_count_follows_the_affinity),
-        cmocka_unit_test(test_fork_wipes_memory_in_the_child),
+        cmocka_unit_test(test_cpu_features_are_those_of_the_compiler),
+        cmocka_unit_test(test_forked_child_has_another_nonce),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

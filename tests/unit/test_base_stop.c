@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -49,7 +50,7 @@ static void test_wait_ends_if_the_descriptor_is_ready(void **state) {
     assert_true(wh_stop_wait_fd(&stop, ends[1], POLLOUT, wh_deadline_in_ms(10000)));
     assert_int_equal(write(ends[1], "x", 1), 1);
     assert_true(wh_stop_wait_fd(&stop, ends[0], POLLIN, wh_deadline_never()));
-    wh_stop_request(&stop); /* takes precedence over a ready descriptor */
+    wh_stop_request(&stop); /* A stop takes precedence over a ready descriptor. */
     assert_false(wh_stop_wait_fd(&stop, ends[0], POLLIN, wh_deadline_never()));
     close(ends[0]);
     close(ends[1]);
@@ -174,6 +175,21 @@ static void test_init_fails_without_descriptors(void **state) {
     wh_stop_destroy(&stop);
 }
 
+static void *get_mask(void *context) {
+    pthread_sigmask(SIG_BLOCK, NULL, context);
+    return NULL;
+}
+
+static void test_threads_receive_only_their_own_faults(void **state) {
+    (void)state;
+    sigset_t mask;
+    pthread_t thread;
+    assert_int_equal(wh_thread_start(&thread, get_mask, &mask), 0);
+    pthread_join(thread, NULL);
+    assert_true(sigismember(&mask, SIGINT) && sigismember(&mask, SIGCHLD) && sigismember(&mask, SIGUSR1));
+    assert_false(sigismember(&mask, SIGBUS) || sigismember(&mask, SIGSEGV));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_request_is_permanent),
@@ -184,6 +200,7 @@ int main(void) {
         cmocka_unit_test(test_question_can_request_a_stop),
         cmocka_unit_test(test_question_can_end_a_wait),
         cmocka_unit_test(test_init_fails_without_descriptors),
+        cmocka_unit_test(test_threads_receive_only_their_own_faults),
     };
     return cmocka_run_group_tests_name("stop", tests, NULL, NULL);
 }

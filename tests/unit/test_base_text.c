@@ -245,7 +245,7 @@ static void test_all_sequences_of_up_to_three_bytes_are_judged_right(void **stat
     assert_int_equal(wrong, 0);
 }
 
-/* Four bytes: all first and second bytes, with the others at their limits. */
+/* Four bytes: tries all first and second bytes, with the other bytes at their limits. */
 static void test_four_byte_sequences_are_judged_right(void **state) {
     (void)state;
     static const uint8_t others[] = {0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xFF};

@@ -50,7 +50,7 @@ static bool was_woken(wh_inbox *inbox, int64_t ms) {
 
 static void test_request_wakes_attached_calls(void **state) {
     (void)state;
-    /* detaches the first, the middle and the last of the list */
+    /* Detaches the first, the middle and the last of the list. */
     for (int leaves = 0; leaves < CALLS; leaves++) {
         place p;
         place_open(&p);
@@ -65,7 +65,7 @@ static void test_request_wakes_attached_calls(void **state) {
             assert_true(was_woken(p.inboxes[i], i == leaves ? 20 : LONG_MS) == (i != leaves));
         }
         for (int i = 0; i < CALLS; i++) {
-            wh_call_detach(p.calls + i); /* one of them was already detached */
+            wh_call_detach(p.calls + i); /* One of the calls was already detached. */
         }
         place_close(&p);
     }
@@ -133,7 +133,7 @@ static void test_request_without_calls_is_harmless(void **state) {
     assert_false(wherry_cancel_requested(NULL));
     wherry_cancel_request(p.cancel);
     wherry_cancel_request(p.cancel);
-    wh_call_detach(p.calls); /* it was never attached */
+    wh_call_detach(p.calls); /* This call was never attached. */
     assert_false(was_woken(p.inboxes[0], 20));
     wherry_cancel_destroy(NULL);
     place_close(&p);

@@ -57,12 +57,13 @@ static void cut_runs(uint8_t *memory, size_t bytes, struct iovec *runs, size_t c
 }
 
 /** Reads until all runs are full. */
-static wherry_status read_all(int channel, struct iovec *runs, size_t count, const wh_stop *stop, wh_deadline deadline,
+static wherry_status read_all(int fd, struct iovec *runs, size_t count, const wh_stop *stop, wh_deadline deadline,
                               wherry_error *failure) {
     wherry_status status = WHERRY_OK;
+    const wh_socket channel = {.fd = fd};
     while (status == WHERRY_OK && count) {
         size_t got = 0;
-        status = wh_channel_read_some(channel, runs, count, stop, deadline, &got, failure);
+        status = wh_channel_read_some(&channel, runs, count, stop, deadline, &got, failure);
         for (; count && got >= runs->iov_len; runs++, count--) {
             got -= runs->iov_len;
         }
@@ -85,7 +86,8 @@ static void *write_all(void *context) {
     struct iovec *runs = malloc(RUNS * sizeof(*runs));
     wherry_error unseen;
     cut_runs(w->memory, BYTES, runs, RUNS, 1);
-    w->status = wh_channel_write(w->p->ends[0], runs, RUNS, &w->p->stop, wh_deadline_in_ms(LONG_MS), &unseen);
+    w->status = wh_channel_write(&(wh_socket){.fd = w->p->ends[0]}, runs, RUNS, &w->p->stop, wh_deadline_in_ms(LONG_MS),
+                                 &unseen);
     for (size_t i = 0; w->status == WHERRY_OK && i < RUNS; i++) {
         w->status = runs[i].iov_len ? WHERRY_INTERNAL : WHERRY_OK;
     }
@@ -93,7 +95,10 @@ static void *write_all(void *context) {
     return NULL;
 }
 
-/** Also with sockets that block for a while in the kernel, as the channels of a lane do. */
+/**
+ * Like the test before, but with sockets that block for a while in the kernel, like the channels of
+ * a lane.
+ */
 static void test_all_bytes_arrive_in_order(void **state) {
     (void)state;
     uint8_t *from = malloc(BYTES);
@@ -132,9 +137,10 @@ static void test_empty_runs_succeed(void **state) {
     pair p = open_pair();
     struct iovec empty[IOV_MAX + 1] = {{NULL, 0}};
     size_t got = 9;
-    must(wh_channel_write(p.ends[0], empty, IOV_MAX + 1, &p.stop, wh_deadline_in_ms(0), &error));
+    must(wh_channel_write(&(wh_socket){.fd = p.ends[0]}, empty, IOV_MAX + 1, &p.stop, wh_deadline_in_ms(0), &error));
     must(read_all(p.ends[1], empty, IOV_MAX + 1, &p.stop, wh_deadline_in_ms(0), &error));
-    must(wh_channel_read_some(p.ends[1], empty, IOV_MAX + 1, &p.stop, wh_deadline_in_ms(0), &got, &error));
+    must(wh_channel_read_some(&(wh_socket){.fd = p.ends[1]}, empty, IOV_MAX + 1, &p.stop, wh_deadline_in_ms(0), &got,
+                              &error));
     assert_int_equal(got, 0);
     close_pair(&p);
 }
@@ -148,7 +154,8 @@ static void test_read_some_returns_what_is_there(void **state) {
     runs[IOV_MAX] = (struct iovec){to, 2};
     runs[IOV_MAX + 1] = (struct iovec){to + 2, sizeof(to) - 2};
     assert_int_equal(write(p.ends[0], "hello", 5), 5);
-    must(wh_channel_read_some(p.ends[1], runs, IOV_MAX + 2, &p.stop, wh_deadline_in_ms(LONG_MS), &got, &error));
+    must(wh_channel_read_some(&(wh_socket){.fd = p.ends[1]}, runs, IOV_MAX + 2, &p.stop, wh_deadline_in_ms(LONG_MS),
+                              &got, &error));
     assert_int_equal(got, 5);
     assert_memory_equal(to, "hello", 6);
     assert_true(runs[IOV_MAX].iov_base == to && runs[IOV_MAX].iov_len == 2);
@@ -163,7 +170,7 @@ static void test_read_and_write_time_out(void **state) {
     size_t got;
     uint64_t begun = wh_clock_now();
     must_fail(WHERRY_TIMED_OUT, error,
-              wh_channel_write(p.ends[0], &all, 1, &p.stop, wh_deadline_in_ms(SHORT_MS), &error));
+              wh_channel_write(&(wh_socket){.fd = p.ends[0]}, &all, 1, &p.stop, wh_deadline_in_ms(SHORT_MS), &error));
     assert_true(wh_clock_now() - begun >= SHORT_MS * UINT64_C(1000000));
     assert_true(all.iov_len > 0 && all.iov_len < BYTES);
     assert_true((uint8_t *)all.iov_base + all.iov_len == memory + BYTES);
@@ -176,8 +183,9 @@ static void test_read_and_write_time_out(void **state) {
     must_fail(WHERRY_TIMED_OUT, error, read_all(p.ends[1], &all, 1, &p.stop, wh_deadline_in_ms(SHORT_MS), &error));
     assert_int_equal(all.iov_len, BYTES - 3);
     assert_non_null(strstr(error.message, "timed out"));
-    must_fail(WHERRY_TIMED_OUT, error,
-              wh_channel_read_some(p.ends[1], &all, 1, &p.stop, wh_deadline_in_ms(0), &got, &error));
+    must_fail(
+        WHERRY_TIMED_OUT, error,
+        wh_channel_read_some(&(wh_socket){.fd = p.ends[1]}, &all, 1, &p.stop, wh_deadline_in_ms(0), &got, &error));
     close_pair(&p);
     free(memory);
 }
@@ -227,7 +235,7 @@ static void test_stop_ends_read_and_write(void **state) {
         uint64_t begun = wh_clock_now();
         if (writes) {
             must_fail(WHERRY_CANCELLED, error,
-                      wh_channel_write(p.ends[0], &all, 1, &p.stop, wh_deadline_never(), &error));
+                      wh_channel_write(&(wh_socket){.fd = p.ends[0]}, &all, 1, &p.stop, wh_deadline_never(), &error));
         } else {
             must_fail(WHERRY_CANCELLED, error, read_all(p.ends[0], &all, 1, &p.stop, wh_deadline_never(), &error));
         }
@@ -252,7 +260,8 @@ static void test_reads_the_rest_after_the_peer_closed(void **state) {
     must_fail(WHERRY_PEER_LOST, error, read_all(p.ends[1], &all, 1, &p.stop, wh_deadline_never(), &error));
     assert_memory_equal(to, "abc", 3);
     assert_int_equal(all.iov_len, sizeof(to) - 3);
-    must_fail(WHERRY_PEER_LOST, error, wh_channel_write(p.ends[1], &all, 1, &p.stop, wh_deadline_never(), &error));
+    must_fail(WHERRY_PEER_LOST, error,
+              wh_channel_write(&(wh_socket){.fd = p.ends[1]}, &all, 1, &p.stop, wh_deadline_never(), &error));
     close_pair(&p);
 }
 
@@ -261,7 +270,8 @@ static void test_local_errors_are_not_blamed_on_the_peer(void **state) {
     (void)state;
     pair p = open_pair();
     struct iovec nowhere = {(void *)16, 8};
-    must_fail(WHERRY_SYSTEM, error, wh_channel_write(p.ends[0], &nowhere, 1, &p.stop, wh_deadline_never(), &error));
+    must_fail(WHERRY_SYSTEM, error,
+              wh_channel_write(&(wh_socket){.fd = p.ends[0]}, &nowhere, 1, &p.stop, wh_deadline_never(), &error));
     assert_int_equal(write(p.ends[0], "abc", 3), 3);
     must_fail(WHERRY_SYSTEM, error, read_all(p.ends[1], &nowhere, 1, &p.stop, wh_deadline_never(), &error));
     must_fail(WHERRY_SYSTEM, error, read_all(-1, &nowhere, 1, &p.stop, wh_deadline_never(), &error));

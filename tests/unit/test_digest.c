@@ -82,7 +82,7 @@ static void test_segments_count_as_one(void **state) {
     for (int i = 0; i < 3; i++) {
         wherry_digest digest = wh_digest_of(digester, segments, 5);
         assert_true(wh_digest_equal(&digest, &expected));
-        wh_digester_add(digester, bytes, 99); /* the next call discards this */
+        wh_digester_add(digester, bytes, 99); /* The next call discards these bytes. */
     }
     wh_digester_destroy(digester);
     free(bytes);
@@ -116,10 +116,35 @@ static void test_reports_no_memory(void **state) {
     wherry_allocator_set(NULL);
 }
 
+/** The strong digest is the beginning of SHA-256, whatever pieces it comes in. */
+static void test_strong(void **state) {
+    (void)state;
+    /* SHA-256 of "abc" (FIPS 180-2) */
+    static const uint8_t wanted[WHERRY_DIGEST_BYTES] = {0xBA, 0x78, 0x16, 0xBF, 0x8F, 0x01, 0xCF, 0xEA,
+                                                        0x41, 0x41, 0x40, 0xDE, 0x5D, 0xAE, 0x22, 0x23};
+    wh_digester *digester = wh_digester_create_strong();
+    assert_non_null(digester);
+    for (int i = 0; i < 2; i++) {
+        const struct iovec pieces[] = {{(void *)(uintptr_t) "a", 1}, {NULL, 0}, {(void *)(uintptr_t) "bc", 2}};
+        wherry_digest digest = wh_digest_of(digester, pieces, 3);
+        assert_memory_equal(digest.bytes, wanted, sizeof(wanted));
+        wh_digester_begin(digester);
+        wh_digester_add(digester, "ab", 2);
+        (void)wh_digester_end(digester); /* More bytes may follow. */
+        wh_digester_add(digester, "c", 1);
+        digest = wh_digester_end(digester);
+        assert_memory_equal(digest.bytes, wanted, sizeof(wanted));
+    }
+    wh_digester_destroy(digester);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_digest_of_no_bytes),    cmocka_unit_test(test_digest_does_not_depend_on_pieces),
-        cmocka_unit_test(test_segments_count_as_one), cmocka_unit_test(test_every_bit_counts),
+        cmocka_unit_test(test_strong),
+        cmocka_unit_test(test_digest_of_no_bytes),
+        cmocka_unit_test(test_digest_does_not_depend_on_pieces),
+        cmocka_unit_test(test_segments_count_as_one),
+        cmocka_unit_test(test_every_bit_counts),
         cmocka_unit_test(test_reports_no_memory),
     };
     return cmocka_run_group_tests_name("digest", tests, NULL, NULL);

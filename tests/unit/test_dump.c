@@ -126,7 +126,7 @@ static wherry_value *build_many(int count) {
     return list;
 }
 
-/** With and without a stream buffer, full or not. */
+/** Over a stream without a buffer, one with a line buffer, and one whose buffer gets full. */
 static void test_reports_a_failed_write(void **state) {
     (void)state;
     static const struct {

@@ -61,7 +61,7 @@ static void check_round(const char *name, const wherry_value *state, const wherr
     assert_int_equal(scratch_count(&folder), 0);
 }
 
-/** Writes tensors of every dtype. `known` dtypes must be accepted, and the others refused. */
+/** Writes tensors of every dtype. `known` dtypes must be accepted, and all others refused. */
 static void check_dtypes(const char *name, wherry_file_format format, size_t known) {
     wherry_value *state = build_dict(NULL);
     size_t count = 0;
@@ -224,7 +224,8 @@ static void test_states_are_split_into_shards(void **state) {
     options.shard_bytes = 460;
     const char *path = scratch_file(&folder, "model.safetensors.index.json");
     write_file(path, source, &options);
-    assert_int_equal(scratch_count(&folder), 4); /* the shards a, bc and de, and the index */
+    /* There are the shards a, bc and de, and the index. */
+    assert_int_equal(scratch_count(&folder), 4);
     wherry_file *file = open_file(path);
     must(wherry_value_compare(wherry_file_state(file), source, WHERRY_COMPARE_ALL, &error));
     wherry_file_summary figures;

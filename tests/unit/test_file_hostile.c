@@ -175,7 +175,7 @@ static void test_large_sparse_files_need_little_memory(void **state) {
         wherry_file_close(file);
         wherry_allocator_set(NULL);
         static uint64_t calls;
-        /* a file a thousand times as large needs the same work */
+        /* A file that is a thousand times as large needs the same work. */
         assert_true(k == 0 || memory.calls == calls);
         calls = memory.calls;
     }

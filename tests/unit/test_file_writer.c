@@ -142,7 +142,7 @@ static void test_receives_any_state_into_a_file(void **state) {
         wh_random random = {seed};
         wherry_value *source = wh_random_state(&random);
         landing l = {scratch_file(&folder, "a.wherry"), with_flags(WHERRY_FILE_DIGESTS), NULL};
-        receive_file(source, &l, WHERRY_RECV_ANY_BOX); /* the file has the part of rank 0 */
+        receive_file(source, &l, WHERRY_RECV_ANY_BOX); /* The file has the part of rank 0. */
         expect_file(l.path, source);
         wherry_value_destroy(source);
     }
@@ -158,7 +158,7 @@ static void test_resume_moves_only_the_rest(void **state) {
     assert_false(wherry_file_writer_resumed(writer));
     memcpy(data_of(wherry_file_writer_target(writer), "a"), data_of(source, "a"), LARGE / 2);
     wherry_value *kept;
-    /* the copy does not lock the part file */
+    /* The copy does not lock the part file. */
     must(wherry_value_copy(wherry_file_writer_target(writer), &kept, &error));
     wherry_file_writer_destroy(writer);
     assert_int_equal(scratch_count(&folder), 1);
@@ -316,7 +316,7 @@ static void test_refuses_a_second_writer(void **state) {
     wherry_file_writer *second = NULL;
     must_fail(WHERRY_REFUSED, error, wherry_file_writer_create(path, source, NULL, &second, &error));
     assert_null(second);
-    assert_int_equal(scratch_count(&folder), 1); /* the part file of the first writer */
+    assert_int_equal(scratch_count(&folder), 1); /* This is the part file of the first writer. */
     wherry_file_writer_destroy(first);
     first = begin(path, source, 0);
     wherry_file_writer_destroy(first);
@@ -367,7 +367,7 @@ static void test_index_is_renamed_last(void **state) {
     must_fail(WHERRY_SYSTEM, error, wherry_file_writer_finish(writer, &error));
     assert_int_equal(access(path, F_OK), -1);
     rmdir(obstacle);
-    must(wherry_file_writer_finish(writer, &error)); /* a second finish succeeds */
+    must(wherry_file_writer_finish(writer, &error)); /* A second finish succeeds. */
     assert_int_equal(access(path, F_OK), 0);
     wherry_file_writer_destroy(writer);
     assert_int_equal(scratch_count(&folder), 3);
@@ -386,6 +386,108 @@ static void test_file_has_the_requested_mode(void **state) {
     umask(mask);
     assert_int_equal(stat(path, &info), 0);
     assert_int_equal(info.st_mode & 0777, 0640);
+    wherry_value_destroy(source);
+}
+
+static mode_t mode_of(const char *path) {
+    struct stat info;
+    assert_int_equal(stat(path, &info), 0);
+    return info.st_mode & 0777;
+}
+
+static void test_a_replaced_file_keeps_its_mode(void **state) {
+    (void)state;
+    wherry_value *source = build_dict("a", bytes(100, 1), NULL);
+    const char *path = scratch_file(&folder, "a.safetensors");
+    must(wherry_file_write(path, source, NULL, &error));
+    chmod(path, 0600);
+    wherry_file_writer *writer = begin(path, source, 0);
+    assert_int_equal(mode_of(scratch_file(&folder, ".a.safetensors.part")), 0600);
+    wherry_file_writer_destroy(writer);
+    must(wherry_file_write(path, source, NULL, &error));
+    assert_int_equal(mode_of(path), 0600);
+    wherry_value_destroy(source);
+}
+
+/** Neither a file that exists is replaced, nor one that appears before the end. */
+static void test_a_new_file_replaces_nothing(void **state) {
+    (void)state;
+    wherry_value *source = build_dict("a", bytes(100, 1), NULL);
+    wherry_value *other = build_dict("a", bytes(100, 2), NULL);
+    const char *path = scratch_file(&folder, "a.safetensors");
+    wherry_file_write_options options = with_flags(WHERRY_FILE_NEW);
+    wherry_file_writer *writer = begin(path, source, WHERRY_FILE_NEW);
+    must(wherry_file_write(scratch_file(&folder, "b.safetensors"), other, &options, &error));
+    assert_int_equal(rename(scratch_file(&folder, "b.safetensors"), path), 0);
+    must_fail(WHERRY_SYSTEM, error, wherry_file_writer_finish(writer, &error));
+    assert_int_equal(error.errnum, EEXIST);
+    wherry_file_writer_destroy(writer);
+    expect_file(path, other);
+    must_fail(WHERRY_SYSTEM, error, wherry_file_write(path, source, &options, &error));
+    assert_int_equal(error.errnum, EEXIST);
+    expect_file(path, other);
+    assert_int_equal(scratch_count(&folder), 1);
+    wherry_value_destroy(source);
+    wherry_value_destroy(other);
+}
+
+/** A part file that is too short is continued, and so is the finished file. */
+static void test_resumes_what_there_is(void **state) {
+    (void)state;
+    enum { LARGE = 24 << 20, SHORT = 9 << 20 };
+    wherry_value *source = build_dict("a", bytes(LARGE, 1), NULL);
+    const char *path = scratch_file(&folder, "a.safetensors");
+    const char *part = scratch_file(&folder, ".a.safetensors.part");
+    landing l = {path, with_flags(WHERRY_FILE_RESUME), NULL};
+    must(wherry_file_write(path, source, NULL, &error));
+    assert_int_equal(receive_file(source, &l, WHERRY_RECV_COMPARE), 0);
+    assert_int_equal(rename(path, part), 0);
+    assert_int_equal(truncate(part, SHORT), 0);
+    uint64_t moved = receive_file(source, &l, WHERRY_RECV_COMPARE);
+    assert_true(moved >= LARGE - SHORT && moved <= LARGE - SHORT + (4 << 20));
+    expect_file(path, source);
+    assert_int_equal(scratch_count(&folder), 1);
+    wherry_value_destroy(source);
+}
+
+/**
+ * Waits until a change of a file would get another time stamp, because the kernel's clock has
+ * coarse ticks.
+ */
+static void await_tick(const char *path) {
+    struct stat info;
+    struct timespec now;
+    stat(path, &info);
+    do {
+        usleep(1000);
+        clock_gettime(CLOCK_REALTIME_COARSE, &now);
+    } while (now.tv_sec == info.st_ctim.tv_sec && now.tv_nsec == info.st_ctim.tv_nsec);
+}
+
+/** A writer may set the modification time back, but not the time of the last change. */
+static void test_check_notices_a_change_with_an_old_time(void **state) {
+    (void)state;
+    wherry_value *source = build_dict("a", bytes(100, 1), NULL);
+    const char *path = scratch_file(&folder, "a.safetensors");
+    struct stat info;
+    wherry_file *file;
+    must(wherry_file_write(path, source, NULL, &error));
+    must(wherry_file_open(path, NULL, &file, &error));
+    must(wherry_file_check(file, &error));
+    stat(path, &info);
+    await_tick(path);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    assert_int_equal(pwrite(fd, "x", 1, info.st_size - 1), 1);
+    assert_int_equal(futimens(fd, (struct timespec[]){info.st_atim, info.st_mtim}), 0);
+    close(fd);
+    must_fail(WHERRY_CORRUPT, error, wherry_file_check(file, &error));
+    wherry_file_close(file);
+    /* Another file that takes the name changes nothing. */
+    must(wherry_file_open(path, NULL, &file, &error));
+    await_tick(path);
+    must(wherry_file_write(path, source, NULL, &error));
+    must(wherry_file_check(file, &error));
+    wherry_file_close(file);
     wherry_value_destroy(source);
 }
 
@@ -415,7 +517,7 @@ static void test_uncovered_bytes_take_no_disk_space(void **state) {
         expect_file(path, sparse);
         struct stat info;
         assert_int_equal(stat(path, &info), 0);
-        /* file systems round up */
+        /* File systems round up. */
         assert_true(info.st_size > 64 << 20 && info.st_blocks * 512 < 48 << 20);
         wherry_file *file;
         must(wherry_file_open(path, NULL, &file, &error));
@@ -446,6 +548,10 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_reports_files_that_cannot_be_created, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_index_is_renamed_last, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_file_has_the_requested_mode, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_replaced_file_keeps_its_mode, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_new_file_replaces_nothing, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_resumes_what_there_is, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_check_notices_a_change_with_an_old_time, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_refuses_tensors_without_memory, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_uncovered_bytes_take_no_disk_space, set_up, tear_down),
     };

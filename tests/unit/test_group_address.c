@@ -48,7 +48,7 @@ typedef struct good_row {
     int32_t rank;
     int32_t size;
     const char *job;
-    const char *meeting; /* as returned by describe() */
+    const char *meeting; /* The address as describe() returns it. */
     const char *source;
 } good_row;
 
@@ -190,7 +190,10 @@ static const bad_row bad_tcp[] = {
     {"tcp://h:1?rank=0", "has no size", ""},
     {"tcp://h:1?rank=0&size=2&rank=1", "the key 'rank' twice", ""},
     {"tcp://h:1?job=a&rank=0&size=2&job=a", "the key 'job' twice", ""},
-    {"tcp://h:1?rank=0&size=2&color=red", "unknown key 'color'", "rank, size, job and shortcut"},
+    {"tcp://h:1?rank=0&size=2&color=red", "unknown key 'color'", "rank, size, job, shortcut and bind"},
+    {"tcp://h:1?rank=0&size=2&bind=0.0.0.0", "bind has '0.0.0.0'", "no port"},
+    {"tcp://h:1?rank=0&size=2&bind=a:1,b:1", "bind takes one", "HOST:PORT"},
+    {"tcp://h:1,i:1?rank=0&size=2&bind=a:1", "bind takes one", "one meeting point"},
     {"tcp://h:1?Rank=0&size=2", "unknown key 'Rank'", ""},
     {"tcp://h:1?ran=0&size=2", "unknown key 'ran'", ""},
     {"tcp://h:1?ranks=0&size=2", "unknown key 'ranks'", ""},
@@ -228,6 +231,7 @@ static const bad_row bad_tcp[] = {
 };
 
 static const bad_row bad_unix[] = {
+    {"unix:///s?rank=0&size=2&bind=a:1", "unknown key 'bind'", "rank, size, job and shortcut"},
     {"unix://", "does not begin with '/'", ""},
     {"unix://?rank=0&size=1", "does not begin with '/'", ""},
     {"unix://run/meet.sock?rank=0&size=1", "'run/meet.sock'", "does not begin with '/'"},
@@ -254,6 +258,25 @@ static const bad_row bad_env[] = {
     {"env://?job=%0", "'%' is not followed", ""},
     {"env://?job=%0a", "control character", ""},
 };
+
+static void test_reads_the_bind_key(void **state) {
+    (void)state;
+    wh_group_address address;
+    const char *text = "tcp://h:8000?rank=0&size=2&bind=[fe80::1%25eth0]:29700";
+    assert_int_equal(wh_group_address_parse(text, NULL, NULL, &address, NULL), WHERRY_OK);
+    assert_int_equal(address.meeting_count, 1);
+    assert_string_equal(address.meeting[0].host, "h");
+    assert_int_equal(address.meeting[0].port, 8000);
+    assert_string_equal(address.bind.host, "fe80::1%eth0");
+    assert_int_equal(address.bind.port, 29700);
+    wh_group_address_clear(&address);
+    assert_int_equal(wh_group_address_parse("tcp://h:0?rank=0&size=2&bind=h:0", NULL, NULL, &address, NULL), WHERRY_OK);
+    assert_int_equal(address.bind.port, 0);
+    wh_group_address_clear(&address);
+    assert_int_equal(wh_group_address_parse("tcp://h:1?rank=0&size=2", NULL, NULL, &address, NULL), WHERRY_OK);
+    assert_null(address.bind.host);
+    wh_group_address_clear(&address);
+}
 
 static void test_reads_the_shortcut_key(void **state) {
     (void)state;
@@ -404,8 +427,8 @@ static const struct {
     {{TORCH, "WHERRY_RENDEZVOUS=h:0"}, "the port '0'", ""},
     {{TORCH, "WHERRY_RENDEZVOUS=tcp://h:1"}, "several ':'", ""},
     {{TORCH, "WHERRY_RENDEZVOUS=h:x"}, "the port 'x'", ""},
-    {{TORCH, MASTER, "WHERRY_RENDEZVOUS=h:1,node0:29500"}, "belongs to torch", "WHERRY_RENDEZVOUS names MASTER_ADDR"},
-    {{TORCH, MASTER, "WHERRY_RENDEZVOUS=node0:29500"}, "belongs to torch", "29500"},
+    {{TORCH, MASTER, "WHERRY_RENDEZVOUS=h:1,node0:29500"}, "torch itself needs", "WHERRY_RENDEZVOUS uses port"},
+    {{TORCH, MASTER, "WHERRY_RENDEZVOUS=node0:29500"}, "torch itself needs", "29500"},
     {{TORCH, "MASTER_ADDR=h"}, "no port", "set WHERRY_PORT"},
     {{TORCH, "MASTER_ADDR=h g", "MASTER_PORT=1"}, "MASTER_ADDR is 'h g'", ""},
     {{TORCH, "MASTER_ADDR=[]", "MASTER_PORT=1"}, "MASTER_ADDR is '[]'", ""},
@@ -593,6 +616,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         counted_test(test_accepts_good_addresses),
         counted_test(test_reads_the_shortcut_key),
+        counted_test(test_reads_the_bind_key),
         counted_test(test_refuses_bad_addresses),
         counted_test(test_reads_the_variables_of_launchers),
         counted_test(test_refuses_bad_environments),

@@ -216,9 +216,7 @@ static void test_joins_over_a_socket(void **state) {
     must_fail(WHERRY_TIMED_OUT, error, wherry_group_join(joiners[0].address, &options, &alone, &error));
     assert_non_null(strstr(error.message, "timed out"));
     assert_null(alone);
-    char lock[64];
-    snprintf(lock, sizeof(lock), "%s/meet.lock", folder);
-    unlink(lock);
+
     assert_int_equal(rmdir(folder), 0);
 }
 
@@ -293,9 +291,7 @@ static void test_barrier_notices_a_death(void **state) {
     assert_int_equal(waiting.status, WHERRY_PEER_LOST);
     assert_int_equal(waiting.error.rank, 1);
     wherry_group_leave(groups[0]);
-    char lock[64];
-    snprintf(lock, sizeof(lock), "%s/meet.lock", folder);
-    unlink(lock);
+
     assert_int_equal(rmdir(folder), 0);
 }
 

@@ -67,7 +67,10 @@ static uint8_t *pattern(size_t size, uint8_t seed) {
     return bytes;
 }
 
-/** Any size; either side begins first. A long block needs more credit than is given at once. */
+/**
+ * Blocks of any size; either side begins first. A long block needs more credit than is given at
+ * once.
+ */
 static void test_blocks_of_any_size_arrive(void **state) {
     (void)state;
     static const size_t sizes[] = {1, 1000, CALLBACK_HUB_BLOCK_MAX - WH_CALLBACK_HEADER_BYTES, CALLBACK_HUB_BLOCK_MAX,
@@ -109,7 +112,7 @@ static void test_puts_and_gets_match_in_order(void **state) {
         to[i] = calloc(1, SIZE + i);
         must(get(&w, CHANNEL + i % 2, to[i], SIZE + i, got + i));
     }
-    for (size_t i = 0; i < 2 * BLOCKS; i++) { /* the other channel first */
+    for (size_t i = 0; i < 2 * BLOCKS; i++) { /* The other channel comes first. */
         must(put(&w, CHANNEL + (i ^ 1) % 2, from[i ^ 1], SIZE + (i ^ 1), sent + (i ^ 1)));
     }
     for (size_t i = 0; i < 2 * BLOCKS; i++) {
@@ -170,7 +173,8 @@ static void test_bytes_for_an_abandoned_get_are_dropped(void **state) {
             assert_int_equal(finish(&w, 0, got), WHERRY_TIMED_OUT);
         }
         for (int k = 0; k < 3; k++) {
-            assert_int_equal(finish(&w, 1, sent), WHERRY_TIMED_OUT); /* the block is not complete */
+            /* The block is not complete. */
+            assert_int_equal(finish(&w, 1, sent), WHERRY_TIMED_OUT);
         }
         assert_true(w.groups[0]->ops->abandon(w.groups[0], got));
         memset(to, 0xA5, LONG);
@@ -243,7 +247,7 @@ static void test_refuses_hostile_pieces(void **state) {
         if (status == WHERRY_TIMED_OUT) {
             assert_true(w.groups[0]->ops->abandon(w.groups[0], got));
         }
-        inject(&w, cases[0].frame, 100); /* without a get */
+        inject(&w, cases[0].frame, 100); /* This frame comes without a get. */
         greet(&w, 1);
         callback_pair_close(&w);
     }
@@ -264,9 +268,9 @@ static void test_hostile_credit_is_harmless(void **state) {
     inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 3, .total = INT32_MAX}, 0);
     inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 4, .total = 0}, 0);
     inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 4, .total = 0}, 0);
-    /* credit with payload */
+    /* This CREDIT has a payload. */
     inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 5, .total = 10}, 3);
-    /* too much credit */
+    /* This CREDIT allows too much. */
     inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 5, .total = UINT64_C(1) << 40}, 0);
     greet(&w, 1);
     must(w.groups[0]->ops->put(w.groups[0], 1, 3, bytes, sizeof(bytes), &sent, &error));

@@ -135,7 +135,7 @@ static void inject(callback_pair *w, const wh_callback_frame *frame, const char 
     callback_hub_inject(w->hub, 1, 0, block, size);
 }
 
-/** The header of the last frame that a rank has sent, with the incarnations of both ranks. */
+/** Makes the header of the last frame that a rank has sent, with the incarnations of both ranks. */
 static wh_callback_frame last_frame(callback_pair *w, int32_t rank) {
     uint8_t block[CALLBACK_HUB_BLOCK_MAX];
     wh_callback_frame frame;
@@ -214,7 +214,7 @@ static void test_messages_of_former_incarnations_are_dropped(void **state) {
     callback_pair_close(&w);
 }
 
-/** A rank learns that the other one has restarted, even if that one only waits. */
+/** A rank learns that the other one has restarted, even if the restarted rank only waits. */
 static void test_rank_learns_that_its_peer_restarted(void **state) {
     (void)state;
     callback_pair w = open_pair(0);
@@ -234,7 +234,7 @@ static void test_rank_learns_that_its_peer_restarted(void **state) {
     callback_pair_close(&w);
 }
 
-/** An incarnation that hears of a newer one of its own rank leaves the group. */
+/** An incarnation that learns of a newer one of its own rank leaves the group. */
 static void test_replaced_incarnation_leaves(void **state) {
     (void)state;
     callback_pair w = open_pair(0);
@@ -487,7 +487,7 @@ static void test_stop_ends_blocked_sends(void **state) {
 static wherry_status (*hub_receive)(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
                                     wherry_error *why);
 static atomic_uint reads;
-static atomic_uint open_reads; /* reads by a thread that does not block signals */
+static atomic_uint open_reads; /* Number of reads by a thread that does not block signals. */
 
 static wherry_status look_and_receive(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
                                       wherry_error *why) {

@@ -2,6 +2,8 @@
  * Two state machines of the first exchange: how they agree, how they refuse each other, failing
  * allocations, and the secret.
  */
+#include <stdio.h>
+
 #include "../support/counting_allocator.h"
 #include "../support/hello_sides.h"
 
@@ -50,8 +52,8 @@ static void test_two_sides_agree_without_secrets(void **state) {
     (void)state;
     wh_hello_config a = config_of(0);
     wh_hello_config b = config_of(1);
-    a.secret = NULL;
-    b.secret = NULL;
+    a.method = b.method = WH_HELLO_METHOD_NONE;
+    a.key_count = b.key_count = 0;
     side left;
     side right;
     begin_both(&left, &a, &right, &b);
@@ -150,7 +152,7 @@ static void assert_parted(const wh_hello_config *a, const wh_hello_config *b, wh
     assert_null(wh_hello_peer(left.machine));
     assert_null(wh_hello_peer(right.machine));
     assert_int_equal(left.error.rank, b->rank);
-    assert_null(strstr(left.error.message, secret));
+    assert_null(strstr(left.error.message, "the tide turns"));
     size_t consumed;
     must_fail(WHERRY_INVALID_ARGUMENT, left.error, wh_hello_input(left.machine, "x", 1, &consumed, &left.error));
     finish(&left, &right);
@@ -160,13 +162,12 @@ static void test_refuses_sides_that_do_not_match(void **state) {
     (void)state;
     wh_hello_config a = config_of(0);
     wh_hello_config b = config_of(1);
-    b.secret = "another one";
-    b.secret_size = 11;
+    wh_group_key same_id = other_key;
+    same_id.id = test_key.id;
+    b.keys = &same_id;
     assert_parted(&a, &b, WHERRY_BAD_SECRET, WH_REFUSAL_SECRET);
-    b.secret = secret;
-    b.secret_size = SECRET_SIZE - 1;
-    assert_parted(&a, &b, WHERRY_BAD_SECRET, WH_REFUSAL_SECRET);
-    b.secret = NULL;
+    b.method = WH_HELLO_METHOD_NONE;
+    b.key_count = 0;
     assert_parted(&a, &b, WHERRY_BAD_SECRET, WH_REFUSAL_SECRET);
     assert_parted(&b, &a, WHERRY_BAD_SECRET, WH_REFUSAL_SECRET);
     b = config_of(1);
@@ -176,6 +177,99 @@ static void test_refuses_sides_that_do_not_match(void **state) {
     b.size = 5;
     assert_parted(&a, &b, WHERRY_MISMATCH, WH_REFUSAL_SIZE);
     assert_parted(&a, &a, WHERRY_MISMATCH, WH_REFUSAL_OWN_RANK);
+}
+
+/*
+ * A side that does not know the other one's key refuses it; while a secret is being changed, a side
+ * knows two keys.
+ */
+static void test_a_side_may_know_two_keys(void **state) {
+    (void)state;
+    const wh_group_key both[] = {other_key, test_key};
+    wh_hello_config a = config_of(0);
+    wh_hello_config b = config_of(1);
+    side left;
+    side right;
+    b.keys = both;
+    b.key_count = 2;
+    begin_both(&left, &a, &right, &b);
+    talk(&left, &right, UNCUT, 0);
+    assert_true(done(&left) && done(&right));
+    finish(&left, &right);
+    b.key_count = 1;
+    begin_both(&left, &a, &right, &b);
+    talk(&left, &right, UNCUT, 0);
+    assert_int_equal(right.status, WHERRY_BAD_SECRET);
+    assert_int_equal(left.status, WHERRY_REFUSED);
+    assert_int_equal(wh_hello_refusal(left.machine), WH_REFUSAL_SECRET);
+    finish(&left, &right);
+}
+
+/* A proof is good for one TLS connection only, so that nobody can relay it over another one. */
+static void test_a_proof_belongs_to_its_connection(void **state) {
+    (void)state;
+    const uint8_t one[WH_KEY_BYTES] = {1};
+    const uint8_t other[WH_KEY_BYTES] = {2};
+    wh_hello_config a = config_of(0);
+    wh_hello_config b = config_of(1);
+    side left;
+    side right;
+    a.method = b.method = WH_HELLO_METHOD_READER;
+    a.binding = b.binding = one;
+    begin_both(&left, &a, &right, &b);
+    talk(&left, &right, UNCUT, 0);
+    assert_true(done(&left) && done(&right));
+    finish(&left, &right);
+    b.binding = other;
+    assert_parted(&a, &b, WHERRY_BAD_SECRET, WH_REFUSAL_SECRET);
+    b.binding = NULL;
+    assert_parted(&a, &b, WHERRY_BAD_SECRET, WH_REFUSAL_SECRET);
+}
+
+static bool ticket_of_rank(void *context, const wh_hello_fields *peer, uint8_t ticket[WH_KEY_BYTES]) {
+    (void)context;
+    memset(ticket, (int)peer->rank + 1, WH_KEY_BYTES);
+    return peer->rank < 3;
+}
+
+/* Over TLS, each side gives the other one a ticket. It opens data connections, and nothing else. */
+static void test_a_ticket_opens_data_connections(void **state) {
+    (void)state;
+    wh_hello_config a = config_of(0);
+    wh_hello_config b = config_of(1);
+    side left;
+    side right;
+    wh_group_key ticket = {.id = 0};
+    a.method = b.method = WH_HELLO_METHOD_TLS;
+    a.key_count = b.key_count = 0;
+    a.ticket = b.ticket = ticket_of_rank;
+    begin_both(&left, &a, &right, &b);
+    talk(&left, &right, UNCUT, 0);
+    assert_true(done(&left) && done(&right));
+    assert_int_equal(*wh_hello_ticket_of(left.machine), 1);
+    assert_int_equal(*wh_hello_ticket_of(right.machine), 2);
+    memcpy(ticket.proof, wh_hello_ticket_of(left.machine), WH_KEY_BYTES);
+    finish(&left, &right);
+    a.method = b.method = WH_HELLO_METHOD_TICKET;
+    a.keys = &ticket;
+    a.key_count = 1;
+    a.purpose = WH_HELLO_DATA;
+    begin_both(&left, &a, &right, &b);
+    talk(&left, &right, UNCUT, 0);
+    assert_true(done(&left) && done(&right));
+    assert_null(wh_hello_ticket_of(left.machine));
+    finish(&left, &right);
+    a.rank = 2; /* This is the ticket of another rank. */
+    begin_both(&left, &a, &right, &b);
+    talk(&left, &right, UNCUT, 0);
+    assert_int_equal(right.status, WHERRY_BAD_SECRET);
+    finish(&left, &right);
+    a.rank = 0;
+    a.purpose = WH_HELLO_CONTROL;
+    begin_both(&left, &a, &right, &b);
+    talk(&left, &right, UNCUT, 0);
+    assert_int_equal(right.status, WHERRY_BAD_SECRET);
+    finish(&left, &right);
 }
 
 /* A restarted rank may talk to its former incarnation. The exchange does not decide which stays. */
@@ -220,8 +314,9 @@ static void test_admit_can_refuse(void **state) {
     assert_non_null(strstr(right.error.message, "newer incarnation"));
     assert_true(wh_hello_newer(right.machine) == UINT64_MAX);
     finish(&left, &right);
-    b.secret = "another one";
-    b.secret_size = 11;
+    wh_group_key same_id = other_key;
+    same_id.id = test_key.id;
+    b.keys = &same_id;
     assert_parted(&a, &b, WHERRY_BAD_SECRET, WH_REFUSAL_SECRET);
     assert_int_equal(calls, 1);
 }
@@ -229,14 +324,25 @@ static void test_admit_can_refuse(void **state) {
 static void test_supports_newer_versions_that_support_this_one(void **state) {
     (void)state;
     script peer = hand_hello();
-    peer.bytes[AT_VERSION + 1] = 2;
-    peer.bytes[AT_LOWEST + 1] = 2;
-    assert_rejected(&peer, WHERRY_BAD_VERSION, WH_REFUSAL_VERSION);
+    /*
+     * Version 1 is too old, and version 3 is too new. Each error names the versions of both sides.
+     */
+    for (uint8_t other = 1; other <= 3; other += 2) {
+        char versions[64];
+        side left;
+        peer.bytes[AT_VERSION + 1] = other;
+        peer.bytes[AT_LOWEST + 1] = other;
+        assert_rejected(&peer, WHERRY_BAD_VERSION, WH_REFUSAL_VERSION);
+        assert_int_equal(give(&left, &peer), WHERRY_BAD_VERSION);
+        snprintf(versions, sizeof(versions), "versions %u to %u of the protocol, this side 2 to 2", other, other);
+        assert_non_null(strstr(left.error.message, versions));
+        wh_hello_destroy(left.machine);
+    }
     /* For another version, only the version fields must be readable. */
     peer.size = AT_FLAGS;
     set_size(&peer);
     assert_rejected(&peer, WHERRY_BAD_VERSION, WH_REFUSAL_VERSION);
-    peer.bytes[AT_LOWEST + 1] = 3;
+    peer.bytes[AT_LOWEST + 1] = 4;
     assert_rejected(&peer, WHERRY_MALFORMED, WH_REFUSAL_MALFORMED);
     peer.bytes[AT_LOWEST + 1] = 0;
     assert_rejected(&peer, WHERRY_MALFORMED, WH_REFUSAL_MALFORMED);
@@ -262,7 +368,7 @@ static void test_reports_failed_allocations(void **state) {
     uint64_t calls = count.calls;
     talk(&left, &right, 7, 0);
     assert_true(done(&left) && done(&right));
-    assert_int_equal(count.calls, calls); /* bytes from a peer allocate nothing */
+    assert_int_equal(count.calls, calls); /* Bytes from a peer make this side allocate nothing. */
     finish(&left, &right);
     for (uint64_t fail = 1; fail <= calls / 2; fail++) {
         counting_begin(&count);
@@ -283,7 +389,7 @@ static bool leaked;
 
 static void release(void *context, void *memory) {
     counting *count = context;
-    leaked = leaked || memmem(memory, count->last, secret, SECRET_SIZE) != NULL;
+    leaked = leaked || memmem(memory, count->last, test_key.proof, WH_KEY_BYTES) != NULL;
     counting_release(context, memory);
 }
 
@@ -292,24 +398,23 @@ static void test_secret_is_copied_and_wiped(void **state) {
     counting count;
     counting_begin(&count);
     wherry_allocator_set(&(wherry_allocator){counting_allocate, counting_reallocate, release, &count});
-    char given[SECRET_SIZE];
-    memcpy(given, secret, SECRET_SIZE);
+    wh_group_key given = test_key;
     wh_hello_config a = config_of(0);
     wh_hello_config b = config_of(1);
-    a.secret = given;
+    a.keys = &given;
     side left;
     side right;
     begin(&left, &a, true);
-    memset(given, 0, sizeof(given));
+    memset(&given, 0, sizeof(given));
     begin(&right, &b, false);
     talk(&left, &right, UNCUT, 0);
     assert_true(done(&left) && done(&right));
     leaked = false;
-    assert_non_null(memmem(right.machine, count.last, secret, SECRET_SIZE));
+    assert_non_null(memmem(right.machine, count.last, test_key.proof, WH_KEY_BYTES));
     finish(&left, &right);
     assert_false(leaked);
-    /* Also if creating the machine fails. */
-    a.secret = secret;
+    /* The same if creating the machine fails. */
+    a.keys = &test_key;
     a.address = "\n";
     wh_hello *none;
     assert_int_equal(wh_hello_create(&a, true, &none, NULL), WHERRY_INVALID_ARGUMENT);
@@ -346,9 +451,7 @@ static void test_refuses_invalid_arguments(void **state) {
     config.address = longer;
     assert_bad_config(&config);
     config = config_of(0);
-    config.secret_size = 0;
-    assert_bad_config(&config);
-    config.secret_size = WH_HELLO_SECRET_MAX + 1;
+    config.key_count = WH_HELLO_KEYS_MAX + 1;
     assert_bad_config(&config);
     config = config_of(0);
     config.purpose = (wh_hello_purpose)2;
@@ -364,6 +467,9 @@ int main(void) {
         cmocka_unit_test(test_bytes_after_accept_are_not_consumed),
         cmocka_unit_test(test_machine_says_how_many_bytes_it_needs),
         cmocka_unit_test(test_refuses_sides_that_do_not_match),
+        cmocka_unit_test(test_a_side_may_know_two_keys),
+        cmocka_unit_test(test_a_proof_belongs_to_its_connection),
+        cmocka_unit_test(test_a_ticket_opens_data_connections),
         cmocka_unit_test(test_talks_to_its_former_incarnation),
         cmocka_unit_test(test_admit_can_refuse),
         cmocka_unit_test(test_supports_newer_versions_that_support_this_one),

@@ -122,7 +122,7 @@ static void test_early_end_is_not_a_success(void **state) {
     }
 }
 
-/* A HELLO whose frame is shorter or longer than its fields. */
+/* A HELLO whose frame is shorter or longer than the fields in it. */
 static void test_refuses_a_hello_of_wrong_size(void **state) {
     (void)state;
     script whole = hand_hello();
@@ -210,7 +210,7 @@ static void test_only_the_connecting_side_names_the_purpose(void **state) {
     }
 }
 
-/* Which frames may follow HELLO. */
+/* Only some frames may follow HELLO. */
 static void test_refuses_wrong_frames_after_hello(void **state) {
     (void)state;
     static const struct {
@@ -229,7 +229,7 @@ static void test_refuses_wrong_frames_after_hello(void **state) {
                         rows[i].type == PROOF && rows[i].size == MAC ? WH_REFUSAL_SECRET : WH_REFUSAL_MALFORMED);
     }
     wh_hello_config a = config_of(0);
-    a.secret = NULL;
+    a.method = WH_HELLO_METHOD_NONE;
     side left;
     begin(&left, &a, true);
     script s = hand_hello();
@@ -237,8 +237,8 @@ static void test_refuses_wrong_frames_after_hello(void **state) {
     add_frame(&s, PROOF, "", 0);
     add_frame(&s, ACCEPT, "x", 1);
     feed(&left, s.bytes, s.size);
-    assert_int_equal(left.status, WHERRY_TRAILING_BYTES);
-    /* This side has sent ACCEPT, so it sends no REFUSE: the next layer would read it. */
+    assert_int_equal(left.status, WHERRY_MALFORMED);
+    /* This side has sent ACCEPT, so it sends no REFUSE. The next layer would read the REFUSE. */
     static const uint8_t end[] = {0, 0, 0, 0, PROOF, 0, 0, 0, 0, ACCEPT};
     const uint8_t *bytes;
     size_t size;
@@ -280,7 +280,7 @@ static void test_reports_a_refusal(void **state) {
         const uint8_t *bytes;
         size_t size;
         wh_hello_output(left.machine, &bytes, &size);
-        /* only HELLO: a REFUSE is not answered with a REFUSE */
+        /* This applies to HELLO only: a side does not answer a REFUSE with a REFUSE. */
         assert_int_equal(size, HEADER + ((size_t)bytes[2] << 8) + bytes[3]);
         wh_hello_destroy(left.machine);
     }
@@ -298,7 +298,7 @@ static void test_random_bytes_are_refused(void **state) {
         for (size_t more = next_random(&seed) % 200 + 6; more > 0; more--) {
             add_number(&s, 1, next_random(&seed));
         }
-        /* A valid header, so that only the body is random. */
+        /* The header is valid, so that only the body is random. */
         s.bytes[kept] = s.bytes[kept + 1] = s.bytes[kept + 2] = 0;
         s.bytes[kept + 4] = next_random(&seed) % 2 ? REFUSE : i % 2 ? PROOF : HELLO;
         side left;

@@ -19,8 +19,9 @@
 #include "support/asleep.h"
 #include "support/build.h"
 #include "support/meeting.h"
+#include "support/process_job.h"
 
-enum { RANKS = 2, SOON_MS = 10000, MANY = 2000, TAG = 1 };
+enum { RANKS = 2, SOON_MS = 10000 * JOB_SLOW, DEAD_MS = 1000 * JOB_SLOW, MANY = 2000, TAG = 1 };
 
 #define TALK (WH_TAG_CONVERSATION | 5)
 #define HERE "0123456789abcdef0123456789abcdef"
@@ -60,7 +61,7 @@ static void test_only_local_places_have_a_shortcut(void **state) {
     for (size_t i = 0; i < sizeof(far) / sizeof(*far); i++) {
         assert_false(wh_shortcut_leads_to(sockets, far[i]));
     }
-    *sockets->host = '\0'; /* now it uses no Unix sockets */
+    *sockets->host = '\0'; /* From now on this member uses no Unix sockets. */
     assert_false(wh_shortcut_leads_to(sockets, "127.0.0.1:1;" HERE ";" NAME));
     free(sockets);
 }
@@ -224,16 +225,16 @@ static size_t count_up(wh_group *group) {
 static void open_channel(wh_group *groups[RANKS], int family) {
     wh_inbox *inbox;
     wh_message message;
-    int channel = -1;
+    wh_socket channel = WH_NO_SOCKET;
     int found = 0;
     socklen_t size = sizeof(found);
     must(wh_inbox_open(groups[1], TALK, &inbox, &error));
     must(wh_group_connect(groups[0], 1, TALK, wh_deadline_in_ms(SOON_MS), NULL, &channel, &error));
-    assert_int_equal(getsockopt(channel, SOL_SOCKET, SO_DOMAIN, &found, &size), 0);
+    assert_int_equal(getsockopt(channel.fd, SOL_SOCKET, SO_DOMAIN, &found, &size), 0);
     assert_int_equal(found, family);
     must(wh_inbox_take(inbox, wh_deadline_in_ms(SOON_MS), &message, &error));
     assert_int_equal(message.kind, WH_MESSAGE_CHANNEL);
-    close(channel);
+    wh_socket_close(&channel);
     wh_message_clear(&message);
     wh_inbox_close(inbox);
 }
@@ -259,7 +260,9 @@ static void test_uses_tcp_if_the_unix_socket_fails(void **state) {
     }
 }
 
-/** A rank is lost at once when it leaves, whatever connections there were, and not before. */
+/**
+ * A rank is lost at once when it leaves, and not before. This does not depend on its connections.
+ */
 static void test_leaving_is_noticed_at_once(void **state) {
     wh_group *groups[RANKS];
     wh_message message;
@@ -346,6 +349,91 @@ static void test_one_of_two_connections_may_end(void **state) {
     assert_int_equal(wh_test_close(&other), 0);
 }
 
+static void *join_wary(void *context) {
+    joiner *j = context;
+    char address[128];
+    wh_sockets_options options = {.heartbeat_ms = 50, .dead_after_ms = DEAD_MS};
+    snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=%d&size=2", j->meeting->port, (int)j->rank);
+    j->status = wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &j->group, NULL);
+    return NULL;
+}
+
+static void *join_open(void *context) {
+    joiner *j = context;
+    char address[128];
+    wh_sockets_options options = {.heartbeat_ms = 50, .dead_after_ms = DEAD_MS, .wait_for = RANKS};
+    snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=%d&size=3", j->meeting->port, (int)j->rank);
+    j->status = wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &j->group, NULL);
+    return NULL;
+}
+
+/** News that was lost arrives after all, because a PING has the hash of the table. */
+static void test_lost_news_is_found(void **state) {
+    joiner joiners[RANKS] = {{.meeting = *state, .rank = 0}, {.meeting = *state, .rank = 1}};
+    for (int32_t i = 0; i < RANKS; i++) {
+        assert_int_equal(pthread_create(&joiners[i].thread, NULL, join_open, joiners + i), 0);
+    }
+    for (int32_t i = 0; i < RANKS; i++) {
+        pthread_join(joiners[i].thread, NULL);
+        must(joiners[i].status);
+    }
+    for (int32_t i = 0; i < RANKS; i++) {
+        wh_sockets *from = (wh_sockets *)joiners[i].group;
+        wh_sockets *to = (wh_sockets *)joiners[1 - i].group;
+        uint64_t incarnation = wh_clock_wall();
+        uint64_t found = 0;
+        pthread_mutex_lock(&from->lock);
+        assert_true(wh_sockets_learn(from, 2, incarnation, "127.0.0.1:1", 0));
+        for (wh_connection *one = from->connections; one; one = one->next) {
+            one->told = from->news;
+        }
+        pthread_mutex_unlock(&from->lock);
+        for (wh_deadline end = wh_deadline_in_ms(SOON_MS); found != incarnation; usleep(1000)) {
+            assert_false(wh_deadline_passed(end));
+            pthread_mutex_lock(&to->lock);
+            found = to->members[2].incarnation;
+            assert_true(found != incarnation || strcmp(to->members[2].place, "127.0.0.1:1") == 0);
+            pthread_mutex_unlock(&to->lock);
+        }
+    }
+    wh_group_destroy(joiners[0].group);
+    wh_group_destroy(joiners[1].group);
+}
+
+/** A connection that is not used is closed, which is no loss, and made again when it is needed. */
+static void test_idle_connections_are_closed(void **state) {
+    joiner joiners[RANKS] = {{.meeting = *state, .rank = 0}, {.meeting = *state, .rank = 1}};
+    wh_group *groups[RANKS];
+    wh_message message;
+    for (int32_t i = 0; i < RANKS; i++) {
+        assert_int_equal(pthread_create(&joiners[i].thread, NULL, join_wary, joiners + i), 0);
+    }
+    for (int32_t i = 0; i < RANKS; i++) {
+        pthread_join(joiners[i].thread, NULL);
+        must(joiners[i].status);
+        groups[i] = joiners[i].group;
+    }
+    for (int round = 0; round < 2; round++) {
+        talk(groups);
+        assert_true(count_up(groups[0]) >= 2);
+        /*
+         * The connection is idle after twice DEAD_MS, but a thread waits for the rank, so its death
+         * must be noticed.
+         */
+        must_fail(WHERRY_TIMED_OUT, error,
+                  wh_group_receive(groups[0], 1, TAG, wh_deadline_in_ms(5 * DEAD_MS / 2), &message, &error));
+        assert_true(count_up(groups[0]) >= 2);
+        wh_deadline end = wh_deadline_in_ms(SOON_MS);
+        while (count_up(groups[0]) > 1 || count_up(groups[1]) > 1) {
+            assert_false(wh_deadline_passed(end));
+            usleep(1000);
+        }
+        assert_true(wh_mailbox_incarnation(groups[0]->mailbox, 1) && wh_mailbox_incarnation(groups[1]->mailbox, 0));
+    }
+    talk(groups);
+    close_world(groups);
+}
+
 /** Without a free descriptor for the Unix socket, the existing connection is used. */
 static void test_works_without_free_descriptors(void **state) {
     wh_group *groups[RANKS];
@@ -387,6 +475,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_uses_tcp_if_the_unix_socket_fails, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_leaving_is_noticed_at_once, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_one_of_two_connections_may_end, wh_test_open_near, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_lost_news_is_found, wh_test_open_near, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_idle_connections_are_closed, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_works_without_free_descriptors, wh_test_open_near, wh_test_close),
     };
     return cmocka_run_group_tests_name("group_shortcut", tests, NULL, NULL);

@@ -73,7 +73,7 @@ static void test_waking_an_inbox_ends_a_receive(void **state) {
         sched_yield();
     }
     wh_inbox_wake(inbox);
-    pthread_join(thread, NULL); /* hangs if the thread is not woken */
+    pthread_join(thread, NULL); /* This hangs if the thread is not woken. */
     wh_inbox_close(inbox);
     wh_group_destroy(group);
 }

@@ -102,7 +102,7 @@ static void test_staged_chunks_are_limited(void **state) {
     scene_end(&s);
 }
 
-/** Of large chunks, fewer are sent at once. */
+/** Fewer large chunks are sent at once. */
 static void test_fewer_large_chunks_move_at_once(void **state) {
     (void)state;
     static const lane_shape large = {.chunks = 4, .pieces = 1, .shortest = 7 * MIB, .longest = 7 * MIB};
@@ -140,7 +140,7 @@ static void test_works_in_parts(void **state) {
         assert_true(parts > 1 && s.group.finished == whole.chunks && s.group.open == 0);
         lane_data_begin_feed(s.data, (lane_round){2, 1});
         lane_data_begin_sink(s.data, (lane_round){2, 1});
-        must(work_some(&s, source, &done)); /* the next round */
+        must(work_some(&s, source, &done)); /* The next round begins here. */
         assert_false(done);
         must(work(&s, source));
         assert_int_equal(s.group.finished, whole.chunks + whole.chunks / 2);
@@ -248,7 +248,7 @@ static void test_each_transfer_has_its_own_channel(void **state) {
 
 static void test_refuses_groups_and_messages_it_cannot_use(void **state) {
     (void)state;
-    static const wh_group_ops none = {.name = "messages"};
+    static const wh_group_backend none = {.name = "messages"};
     scene s;
     wh_string text = {0};
     wh_lane_end *end = NULL;
@@ -260,7 +260,7 @@ static void test_refuses_groups_and_messages_it_cannot_use(void **state) {
     static const uint8_t older[SCENE_OFFER_BYTES] = {SCENE_VERSION - 1};
     static const uint8_t older_request[SCENE_REQUEST_BYTES] = {SCENE_VERSION - 1};
     scene_begin(&s, &whole, false, false, NULL);
-    wh_group other = {&none, 0, 2, NULL};
+    wh_group other = {.ops = &none, .size = 2};
     wh_lane_site site = s.site;
     site.group = &other;
     for (int own_rank = 0; own_rank < 2; own_rank++) {

@@ -105,7 +105,7 @@ static void test_both_sides_form_the_same_blocks(void **state) {
     assert_int_equal(check_blocks(&apart, 1), 4);
     assert_int_equal(check_blocks(&side_by_side, 2), 2);
     assert_int_equal(check_blocks(&side_by_side, 0), 10);
-    assert_int_equal(check_blocks(&many, 64), 3); /* limited by the number of chunks */
+    assert_int_equal(check_blocks(&many, 64), 3); /* The number of chunks limits the length. */
     size_t count = check_blocks(&broken, 1);
     assert_true(count > 10 && count < 60);
     count = check_blocks(&pieces, 1);
@@ -128,7 +128,7 @@ static void test_adjacent_chunks_move_without_a_copy(void **state) {
         for (size_t k = 0; k < 4; k++) {
             const uint8_t *bytes = s.group.seen[k].bytes;
             const lane_piece *piece = s.data->pieces + 3 * k;
-            if (in_place || k == 3) { /* the last block is a single chunk */
+            if (in_place || k == 3) { /* The last block is a single chunk. */
                 assert_ptr_equal(bytes, source ? s.data->source + piece->source : s.data->target + piece->target);
             } else {
                 assert_true(bytes < s.data->target || bytes >= s.data->target + s.data->target_bytes);
@@ -265,7 +265,7 @@ static void test_single_chunks_move_in_parts(void **state) {
                 assert_int_equal(s.group.seen[expected_count++].size, size);
             }
         }
-        /* only the last block is a single chunk */
+        /* Only the last block is a single chunk. */
         assert_int_equal(s.group.count, shape == &side_by_side ? 3 + 3 : expected_count);
         const uint8_t *expected =
             source ? s.data->source + s.data->pieces->source : s.data->target + s.data->pieces->target;
@@ -293,7 +293,7 @@ static void test_refuses_hostile_lengths(void **state) {
     must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\x41\0", 5, &flag, &end, &error));
     must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\xFF\0", 5, &flag, &end, &error));
     must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\0", 4, &flag, &end, &error));
-    wh_blocks_limit.longest_mib = 3; /* longer than this source offered */
+    wh_blocks_limit.longest_mib = 3; /* This length is more than the source offered. */
     must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\4\0", 5, &flag, &end, &error));
     /* parts */
     must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\3\1", 5, &flag, &end, &error));
@@ -301,10 +301,7 @@ static void test_refuses_hostile_lengths(void **state) {
     scene_end(&s);
 }
 
-/**
- * For a stop while a block is being formed. No block may begin that is shorter than on the other
- * side.
- */
+/** The stop that stop_and_continue requests, while a block is being formed. */
 static wh_stop *stop_at_once;
 
 static uint64_t stop_and_continue(void *context, uint64_t chunk) {
@@ -313,6 +310,7 @@ static uint64_t stop_and_continue(void *context, uint64_t chunk) {
     return chunk_bytes(data, chunk);
 }
 
+/** A stop while a block is formed makes it shorter than on the other side, so it must not begin. */
 static void test_stop_while_forming_a_block_begins_none(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
@@ -328,7 +326,7 @@ static void test_stop_while_forming_a_block_begins_none(void **state) {
     }
 }
 
-/** For a feed that falsely reports chunks as adjacent. */
+/** A feed with this function falsely reports that all chunks are adjacent. */
 static uint64_t always(void *context, uint64_t chunk) {
     return chunk_bytes(context, chunk);
 }

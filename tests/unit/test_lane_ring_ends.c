@@ -22,12 +22,12 @@
 
 enum {
     CHUNKS = 2,
-    CHUNK = 2 * WH_RING_SLOT_BYTES + 5, /* three frames */
+    CHUNK = 2 * WH_RING_SLOT_BYTES + 5, /* size of three frames */
     SPLIT = 1000,                       /* length of the first of two runs of a landing */
     GUARD = 64,
     FILL = 0xA5,
     QUICK_MS = 50,
-    MAGIC_AT = 0, /* in offers and requests */
+    MAGIC_AT = 0, /* offsets in offers and requests */
     BOOT_AT = 8,
     NETWORK_AT = 48,
     NAME_AT = 8,
@@ -44,8 +44,8 @@ static uint8_t source_bytes[CHUNKS][CHUNK];
 static uint8_t target[CHUNKS][GUARD + SPLIT + GUARD + (CHUNK - SPLIT) + GUARD];
 static int opened[CHUNKS];
 static int closed[CHUNKS];
-static bool claims; /* the last chunk had a digest from the source */
-static bool equal;  /* that digest is the one of the received bytes */
+static bool claims; /* True if the last chunk had a digest from the source. */
+static bool equal;  /* True if that digest is the one of the received bytes. */
 static uint64_t next_chunk;
 
 static bool feed_next(void *context, uint64_t *chunk_p) {
@@ -222,10 +222,11 @@ static void test_refuses_bad_requests(void **state) {
     pair p;
     must(pair_probe(&p));
     must_not_accept(&p, MAGIC_AT, 1, WHERRY_MALFORMED);
-    must_not_accept(&p, NAME_AT, 1, WHERRY_REFUSED); /* no listener at this name */
+    must_not_accept(&p, NAME_AT, 1, WHERRY_REFUSED); /* Nobody listens at this name. */
     must_not_accept(&p, WORKERS_AT, 1, WHERRY_MALFORMED);
-    must_not_accept(&p, WORKERS_AT + 3, 1, WHERRY_MALFORMED); /* no worker */
-    must_not_accept(&p, WORKERS_AT + 3, 3, WHERRY_MALFORMED); /* more workers than threads */
+    must_not_accept(&p, WORKERS_AT + 3, 1, WHERRY_MALFORMED); /* There is no worker. */
+    /* There are more workers than threads. */
+    must_not_accept(&p, WORKERS_AT + 3, 3, WHERRY_MALFORMED);
     pair_close(&p);
 }
 
@@ -265,7 +266,10 @@ static void handover_of(const pair *p, char message[HANDOVER_BYTES]) {
     memcpy(message + WH_RING_MAGIC_BYTES, p->request.bytes + PASS_AT, WH_RING_SECRET_BYTES);
 }
 
-/* Socket names are not secret: other processes may send something. The receiver closes it. */
+/*
+ * Socket names are not secret, so other processes may send a descriptor. The receiver closes that
+ * descriptor.
+ */
 static void test_ignores_other_senders(void **state) {
     (void)state;
     pair p;
@@ -296,7 +300,7 @@ static void test_ignores_other_senders(void **state) {
 static void test_refuses_memory_of_a_wrong_kind(void **state) {
     (void)state;
     for (int row = 0; row < 4; row++) {
-        pair p; /* an honest pair, which shows the right size of the memory */
+        pair p; /* An honest pair shows the right size of the memory. */
         pair other;
         char message[HANDOVER_BYTES];
         pair_open(&p);
@@ -316,7 +320,7 @@ static void test_refuses_memory_of_a_wrong_kind(void **state) {
         send_to(&other, message, sizeof(message), row == 2 ? -1 : fd);
         close(fd);
         must_fail(row == 2 ? WHERRY_SYSTEM : WHERRY_MALFORMED, error, pull(&other));
-        /* the next worker gets the error too */
+        /* The next worker gets the error too. */
         must_fail(row == 2 ? WHERRY_SYSTEM : WHERRY_MALFORMED, error, pull(&other));
         pair_close(&other);
         pair_close(&p);
@@ -337,7 +341,7 @@ static void test_writes_nothing_after_a_wrong_answer(void **state) {
     pair_close(&p);
 }
 
-/* Without an answer, nothing is sent either. */
+/* If the receiver gets no answer, nothing is sent either. */
 static void test_writes_nothing_without_an_answer(void **state) {
     (void)state;
     pair p;
@@ -366,7 +370,7 @@ static void test_refuses_hostile_frames(void **state) {
     static const uint64_t huge = UINT32_MAX;
     const struct {
         uint32_t head;
-        uint64_t frames[3][3]; /* kind, length, chunk */
+        uint64_t frames[3][3]; /* The fields are kind, length and chunk. */
     } rows[] = {
         {WH_RING_SLOTS + 1, {{WH_RING_END, 0, 0}}},
         {UINT32_MAX, {{WH_RING_END, 0, 0}}},
@@ -481,7 +485,8 @@ static void test_frames_before_a_close_arrive(void **state) {
     must(wh_ring_enter(wh_ring_end_of(p.receiver), &error));
     wh_lane_ring.close(p.receiver);
     p.receiver = NULL;
-    must(wh_lane_ring.push(p.source, 0, &feed, &error)); /* as much as the ring can hold */
+    /* This number is as much as the ring can hold. */
+    must(wh_lane_ring.push(p.source, 0, &feed, &error));
     next_chunk = 0;
     must_fail(WHERRY_PEER_LOST, error, wh_lane_ring.push(p.source, 0, &feed, &error));
     pair_close(&p);
@@ -497,7 +502,7 @@ static void test_digests_arrive_with_the_chunks(void **state) {
     assert_true(claims && equal);
     begin_round();
     must(wh_lane_ring.push(p.source, 0, &summing_feed, &error));
-    /* a byte of the last frame of the second round */
+    /* This is a byte of the last frame of the second round. */
     wh_ring_slot(wh_ring_end_of(p.source), 0, 7 + 5)[2] ^= 1;
     must(wh_lane_ring.pull(p.receiver, 0, &summing_sink, &error));
     assert_true(claims && !equal);
@@ -536,7 +541,7 @@ static void test_works_with_a_source_of_another_user(void **state) {
 }
 
 /*
- * The offer of a source names its network namespace. A source in another one that lies about it
+ * The offer of a source names its network namespace. If a source lies about its namespace, it
  * cannot reach the receiver's socket.
  */
 static void test_refuses_a_source_of_another_network(void **state) {

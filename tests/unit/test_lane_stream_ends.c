@@ -25,14 +25,14 @@ static const wh_lane_ops *const lane = &wh_lane_stream;
 typedef struct pairs {
     wh_group base;
     pthread_mutex_t lock;
-    int most;              /**< Most channels that it opens. */
-    wherry_status failure; /**< Status if one more is requested. */
+    int most;              /**< How many channels it opens. */
+    wherry_status failure; /**< The status if the lane requests one more. */
     int opened;
     int far[CHANNELS];
 } pairs;
 
 static wherry_status connect_pair(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline,
-                                  const wh_stop *stop, int *channel_p, wherry_error *problem) {
+                                  const wh_stop *stop, wh_socket *channel_p, wherry_error *problem) {
     pairs *own = (pairs *)group;
     int ends[2];
     (void)rank, (void)tag, (void)deadline, (void)stop;
@@ -41,15 +41,16 @@ static wherry_status connect_pair(wh_group *group, int32_t rank, uint64_t tag, w
         own->opened < own->most && socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0;
     if (good) {
         own->far[own->opened++] = ends[1];
-        *channel_p = ends[0];
+        *channel_p = (wh_socket){.fd = ends[0]};
     }
     pthread_mutex_unlock(&own->lock);
     return good ? WHERRY_OK : wh_fail(problem, own->failure, "no more");
 }
 
 static pairs pairs_of(int most, wherry_status failure) {
-    static const wh_group_ops ops = {.name = "pairs", .connect = connect_pair};
-    return (pairs){.base = {&ops, 0, 2, NULL}, .lock = PTHREAD_MUTEX_INITIALIZER, .most = most, .failure = failure};
+    static const wh_group_backend ops = {.name = "pairs", .connect = connect_pair};
+    return (pairs){
+        .base = {.ops = &ops, .size = 2}, .lock = PTHREAD_MUTEX_INITIALIZER, .most = most, .failure = failure};
 }
 
 /** True if the lane has closed its end of a channel. Closes the other end. */
@@ -77,7 +78,7 @@ static wherry_status probe(const wh_lane_site *site, uint8_t offered, wh_string 
     return status;
 }
 
-/** The number of channels is that of the side with fewer threads, and at most four. */
+/** The lane has as many channels as the side with fewer threads, and at most four. */
 static void test_opens_as_many_channels_as_both_sides_have_threads(void **state) {
     (void)state;
     static const struct {
@@ -148,8 +149,8 @@ static void test_uses_fewer_channels_if_some_fail(void **state) {
 /** Over a group without channels, both sides refuse the lane. */
 static void test_refuses_groups_without_channels(void **state) {
     (void)state;
-    static const wh_group_ops ops = {.name = "bare"};
-    wh_group bare = {&ops, 0, 2, NULL};
+    static const wh_group_backend ops = {.name = "bare"};
+    wh_group bare = {.ops = &ops, .size = 2};
     wh_stop stop;
     wh_string text = {0};
     wh_lane_end *end = NULL;
@@ -168,7 +169,7 @@ static void test_refuses_groups_without_channels(void **state) {
 }
 
 /** A group with three open channels. near[i] is the lane's end of each. */
-static pairs open_three(int near[3]) {
+static pairs open_three(wh_socket near[3]) {
     pairs group = pairs_of(CHANNELS, WHERRY_INTERNAL);
     for (int i = 0; i < 3; i++) {
         must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), NULL, near + i, &error));
@@ -180,7 +181,7 @@ static pairs open_three(int near[3]) {
 static void test_accept_waits_for_all_channels(void **state) {
     (void)state;
     wh_stop stop;
-    int near[3];
+    wh_socket near[3];
     must(wh_stop_init(&stop, &error));
     pairs group = open_three(near);
     wh_lane_site site = site_of(&group.base, 4, &stop);
@@ -203,7 +204,7 @@ static void test_accept_waits_for_all_channels(void **state) {
     assert_int_equal(end->workers, 2);
     lane->close(end);
     assert_true(was_closed(group.far[0]) && was_closed(group.far[1]) && !was_closed(group.far[2]));
-    close(near[2]);
+    wh_socket_close(&near[2]);
     wh_stop_destroy(&stop);
 }
 
@@ -211,7 +212,7 @@ static void test_accept_waits_for_all_channels(void **state) {
 static void test_accept_leaves_closed_channels(void **state) {
     (void)state;
     wh_stop stop;
-    int near[3];
+    wh_socket near[3];
     must(wh_stop_init(&stop, &error));
     pairs group = open_three(near);
     wh_lane_site site = site_of(&group.base, 4, &stop);
@@ -225,10 +226,10 @@ static void test_accept_leaves_closed_channels(void **state) {
     site.channel_count = 3;
     must(lane->accept(&site, "\1\2", 2, &ready, &end, &error));
     assert_true(ready);
-    assert_true(near[0] < 0 && near[1] < 0 && near[2] >= 0);
+    assert_true(near[0].fd < 0 && near[1].fd < 0 && near[2].fd >= 0);
     lane->close(end);
     assert_true(was_closed(group.far[1]) && was_closed(group.far[2]));
-    close(near[2]);
+    wh_socket_close(&near[2]);
     wh_stop_destroy(&stop);
 }
 
@@ -243,7 +244,7 @@ static void test_reports_failed_allocations(void **state) {
         for (uint64_t fail = 1; status != WHERRY_OK; fail++) {
             wh_stop stop;
             counting count;
-            int near[2];
+            wh_socket near[2];
             must(wh_stop_init(&stop, &error));
             pairs group = pairs_of(CHANNELS, WHERRY_INTERNAL);
             wh_lane_site site = site_of(&group.base, 2, &stop);
@@ -267,7 +268,7 @@ static void test_reports_failed_allocations(void **state) {
                 assert_true(was_closed(group.far[i]) == (!accepts || status == WHERRY_OK));
             }
             for (int i = 0; accepts && status != WHERRY_OK && i < 2; i++) {
-                close(near[i]);
+                wh_socket_close(&near[i]);
             }
             wh_stop_destroy(&stop);
             assert_true(fail < 50);
@@ -303,7 +304,7 @@ static void moved(void *context, uint64_t bytes) {
 }
 
 static void open_source(source *s) {
-    int near;
+    wh_socket near;
     bool ready = false;
     *s = (source){.group = pairs_of(1, WHERRY_INTERNAL), .memory = calloc(1, CHUNK)};
     must(wh_stop_init(&s->stop, &error));

@@ -1,6 +1,5 @@
 /* The messages of the ucx lane: headers, pieces and requests, valid and invalid. */
 #include "base/alloc.h"
-#include "lane/lanes.h"
 #include "lane/ucx/ucx_wire.h"
 #include "support/build.h"
 
@@ -63,14 +62,17 @@ static void test_refuses_pieces_out_of_order(void **state) {
     assert_null(check(0, 1000, 0, 1000, 0, false));
     assert_null(check(0, 1, 0, 1000, 0, true));
     assert_null(check(999, 1, 999, 1000, WH_UCX_DIGEST, true));
-    assert_non_null(check(0, 1000, 0, 1000, 0, true));     /* the last piece has no digest */
-    assert_non_null(check(0, 1000, 0, 999, 0, false));     /* a wrong chunk length */
-    assert_non_null(check(1, 1, 0, 1000, 0, false));       /* a gap */
-    assert_non_null(check(0, 1, 1, 1000, 0, false));       /* a repetition */
-    assert_non_null(check(1000, 1, 1000, 1000, 0, false)); /* after the end */
-    assert_non_null(check(0, 0, 0, 1000, 0, false));       /* empty */
-    assert_non_null(check(0, 1001, 0, 1000, 0, false));    /* over the end */
-    assert_non_null(check(500, 501, 500, 1000, 0, false)); /* over the end */
+    assert_non_null(check(0, 1000, 0, 1000, 0, true)); /* The last piece has no digest. */
+    assert_non_null(check(0, 1000, 0, 999, 0, false)); /* The length of the chunk is wrong. */
+    assert_non_null(check(1, 1, 0, 1000, 0, false));   /* a gap */
+    assert_non_null(check(0, 1, 1, 1000, 0, false));   /* a repetition */
+    /* The piece is after the end of the chunk. */
+    assert_non_null(check(1000, 1, 1000, 1000, 0, false));
+    assert_non_null(check(0, 0, 0, 1000, 0, false)); /* empty */
+    /* The piece goes beyond the end of the chunk. */
+    assert_non_null(check(0, 1001, 0, 1000, 0, false));
+    /* The piece goes beyond the end of the chunk. */
+    assert_non_null(check(500, 501, 500, 1000, 0, false));
     assert_non_null(check(UINT64_MAX, 1, 0, 1000, 0, false));
     assert_non_null(check(0, UINT64_MAX, 0, 1000, 0, false));
     wh_ucx_header huge = {.kind = WH_UCX_PIECE, .bytes = 8 * WH_UCX_PIECE_MAX};
@@ -125,7 +127,7 @@ static void test_requests_are_written_and_read(void **state) {
         sent.long_segments = workers % 2;
         wh_ucx_request got;
         wh_string bytes = {0};
-        wh_string_append(&bytes, "before", 6); /* encoding appends */
+        wh_string_append(&bytes, "before", 6); /* Encoding appends to the text. */
         assert_int_equal(wh_ucx_request_write(&sent, &bytes), workers);
         must(wh_ucx_request_read(bytes.bytes + 6, bytes.size - 6, 1, &got, &error));
         assert_int_equal(got.workers, workers);
@@ -201,23 +203,6 @@ static void test_refuses_requests_with_wrong_numbers(void **state) {
     wh_digester_destroy(digester);
 }
 
-/** A library built without UCX reports that in each call. */
-static void test_library_without_ucx_says_so(void **state) {
-    (void)state;
-    wh_lane_site site = {0};
-    wh_string text = {0};
-    wh_lane_end *end = NULL;
-    wherry_error error;
-    bool flag = true;
-    must_fail(WHERRY_UNSUPPORTED, error, wh_lane_ucx_absent.offer(&site, &text, &error));
-    assert_non_null(strstr(error.message, "built without UCX"));
-    must_fail(WHERRY_UNSUPPORTED, error, wh_lane_ucx_absent.probe(&site, "", 0, &text, &flag, &end, &error));
-    must_fail(WHERRY_UNSUPPORTED, error, wh_lane_ucx_absent.accept(&site, "", 0, &flag, &end, &error));
-    assert_null(end);
-    assert_int_equal(text.size, 0);
-    wh_lane_ucx_absent.close(NULL);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_headers_are_written_and_read),
@@ -228,7 +213,6 @@ int main(void) {
         cmocka_unit_test(test_long_addresses_reduce_the_workers),
         cmocka_unit_test(test_refuses_damaged_requests),
         cmocka_unit_test(test_refuses_requests_with_wrong_numbers),
-        cmocka_unit_test(test_library_without_ucx_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,13 +3,14 @@
  * conformance suite tests other waits, and threads.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "group/mailbox.h"
 #include "support/build.h"
 
-enum { SHARE = 16, ROUNDS = 200, LONG_MS = 10000 };
+enum { SHARE = 16 + 2 * WH_MESSAGE_COST, ROUNDS = 200, LONG_MS = 10000 };
 
 #define TALK (WH_TAG_CONVERSATION | 1)
 
@@ -46,6 +47,19 @@ static void test_shares_limit_messages_per_rank(void **state) {
     must(put(mailbox, 1, 1, 3, "0123456789abcdef"));
     must_fail(WHERRY_TIMED_OUT, error, take(mailbox, 0, 1, ""));
     must(take(mailbox, 0, 2, "012345"));
+    wh_mailbox_destroy(mailbox);
+}
+
+/** Empty messages take memory, too. */
+static void test_shares_limit_empty_messages(void **state) {
+    (void)state;
+    wh_mailbox *mailbox = wh_mailbox_create(1, SHARE);
+    assert_true(wh_mailbox_admit(mailbox, 0, 1));
+    must(put(mailbox, 0, 1, 1, ""));
+    must(put(mailbox, 0, 1, 1, ""));
+    must_fail(WHERRY_LIMIT, error, put(mailbox, 0, 1, 1, ""));
+    must(take(mailbox, 0, 1, ""));
+    must(put(mailbox, 0, 1, 1, ""));
     wh_mailbox_destroy(mailbox);
 }
 
@@ -88,6 +102,91 @@ static void test_loss_comes_after_messages(void **state) {
     must(put(mailbox, 1, 3, 1, "back"));
     must(take(mailbox, 1, 1, "back"));
     wh_mailbox_destroy(mailbox);
+}
+
+static void ignore(void *context, wh_message *message) {
+    ++*(int *)context;
+    wh_message_clear(message);
+}
+
+/**
+ * Any process can send under any rank. Even then, messages that nobody asks for cannot fill the
+ * memory.
+ */
+static void test_messages_of_strangers_that_nobody_takes(void **state) {
+    (void)state;
+    enum { LOOSE = WH_MESSAGE_COST + 8 };
+    int served = 0;
+    wh_inbox *inbox;
+    wh_group group = {.size = 2, .mailbox = wh_mailbox_create(2, SHARE)};
+    wh_mailbox_distrust(group.mailbox, LOOSE);
+    assert_true(wh_mailbox_admit(group.mailbox, 1, 3));
+    must_fail(WHERRY_LIMIT, error, put(group.mailbox, 1, 3, 9, "123456789"));
+    must(put(group.mailbox, 1, 3, 9, "12345678"));
+    must_fail(WHERRY_LIMIT, error, put(group.mailbox, 1, 3, 9, ""));
+    must(wh_inbox_open(&group, TALK, &inbox, &error));
+    must(put(group.mailbox, 1, 3, TALK, "talk"));
+    wh_inbox_close(inbox);
+    must(wh_service_open(&group, 7, ignore, &served, &error));
+    for (int i = 0; i < ROUNDS; i++) {
+        must(put(group.mailbox, 1, 3, 7, "not kept"));
+    }
+    wh_service_close(&group, 7);
+    assert_int_equal(served, ROUNDS);
+    must(take(group.mailbox, 1, 9, "12345678"));
+    must(put(group.mailbox, 1, 3, 9, "1234567"));
+    wh_mailbox_lose(group.mailbox, 1, 3, "gone");
+    must_fail(WHERRY_TIMED_OUT, error, take(group.mailbox, WHERRY_ANY_RANK, 9, "1234567"));
+    assert_true(wh_mailbox_admit(group.mailbox, 1, 4));
+    must(put(group.mailbox, 1, 4, 9, "12345678"));
+    wh_mailbox_destroy(group.mailbox);
+}
+
+typedef struct wait_for_rank {
+    wh_mailbox *mailbox;
+    wherry_status status;
+    wherry_error error;
+} wait_for_rank;
+
+static void *wait_for_message(void *context) {
+    wait_for_rank *wait = context;
+    wh_message message;
+    wait->status = wh_mailbox_take(wait->mailbox, 1, 1, wh_deadline_in_ms(LONG_MS), &message, &wait->error);
+    return NULL;
+}
+
+/** A thread that is slow to wake reports the first loss since its wait began, not the last one. */
+static void test_the_first_loss_of_a_wait_is_reported(void **state) {
+    (void)state;
+    wh_message lost;
+    wh_inbox *inbox;
+    wait_for_rank wait = {.mailbox = wh_mailbox_create(2, SHARE)};
+    wh_group group = {.size = 2, .mailbox = wait.mailbox};
+    pthread_t thread;
+    assert_true(wh_mailbox_admit(wait.mailbox, 1, 3));
+    assert_int_equal(pthread_create(&thread, NULL, wait_for_message, &wait), 0);
+    while (!wh_mailbox_needs(wait.mailbox, 1)) {
+        sched_yield();
+    }
+    must(wh_inbox_open(&group, TALK, &inbox, &error));
+    /* The thread may run in between. That does not matter. */
+    wh_mailbox_lose(wait.mailbox, 1, 3, "bytes were altered");
+    assert_true(wh_mailbox_admit(wait.mailbox, 1, 3));
+    wh_mailbox_lose(wait.mailbox, 1, 3, "the process ended");
+    assert_true(wh_mailbox_admit(wait.mailbox, 1, 3));
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(wait.status, WHERRY_PEER_LOST);
+    assert_non_null(strstr(wait.error.message, "bytes were altered"));
+    must(wh_inbox_take(inbox, wh_deadline_in_ms(0), &lost, &error));
+    assert_int_equal(lost.kind, WH_MESSAGE_LOST);
+    assert_memory_equal(lost.bytes, "bytes were altered", lost.size);
+    wh_message_clear(&lost);
+    wh_mailbox_lose(wait.mailbox, 1, 3, "another reason");
+    must(wh_inbox_take(inbox, wh_deadline_in_ms(0), &lost, &error));
+    assert_memory_equal(lost.bytes, "another reason", lost.size);
+    wh_message_clear(&lost);
+    wh_inbox_close(inbox);
+    wh_mailbox_destroy(wait.mailbox);
 }
 
 static void test_closed_mailbox_delivers_the_rest(void **state) {
@@ -157,7 +256,7 @@ static void *ring_clock(void *context) {
     return NULL;
 }
 
-/** Each event ends a wait that stays awake, and also one that has just gone to sleep. */
+/** Each event ends a wait that polls, and also one that has just begun to sleep. */
 static void test_every_event_ends_an_awake_wait(void **state) {
     (void)state;
     for (int i = 0; i < ROUNDS; i++) {
@@ -198,8 +297,11 @@ static void test_awake_wait_keeps_its_deadline(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shares_limit_messages_per_rank),
+        cmocka_unit_test(test_shares_limit_empty_messages),
         cmocka_unit_test(test_messages_of_other_incarnations_are_dropped),
         cmocka_unit_test(test_loss_comes_after_messages),
+        cmocka_unit_test(test_messages_of_strangers_that_nobody_takes),
+        cmocka_unit_test(test_the_first_loss_of_a_wait_is_reported),
         cmocka_unit_test(test_closed_mailbox_delivers_the_rest),
         cmocka_unit_test(test_closing_comes_before_losses),
         cmocka_unit_test(test_every_event_ends_an_awake_wait),

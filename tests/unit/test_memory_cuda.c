@@ -222,7 +222,7 @@ static void test_pinned_memory_is_reused(void **state) {
     must_fail(WHERRY_LIMIT, error, wh_pinned_take(0, 8 << 20, &large, &error));
     wh_pinned_give(two, 1);
     wh_pinned_give(one, 1);
-    must(wh_pinned_take(0, 8 << 20, &large, &error)); /* frees the cached blocks */
+    must(wh_pinned_take(0, 8 << 20, &large, &error)); /* This frees the cached blocks. */
     wh_pinned_give(large, 8 << 20);
     unsetenv("WHERRY_PINNED_MIB");
     must(wh_cuda_await_stream(NULL, 1, NULL, wh_deadline_in_ms(5000), &error));
@@ -313,7 +313,7 @@ static void test_forked_child_gets_an_error(void **state) {
     int end;
     wherry_storage *storage;
     if (!fake_driver_find().shadow) {
-        return; /* the behaviour of a real driver is undefined here */
+        return; /* The behaviour of a real driver is undefined here. */
     }
     pid_t forked = fork();
     if (forked == 0) {

@@ -32,7 +32,8 @@ static void test_small_pages_are_found(void **state) {
     assert_true(data != MAP_FAILED);
     madvise(data, ROOM, MADV_NOHUGEPAGE);
     int look = wh_pages_open();
-    assert_int_equal(wh_pages_of(look, data, ROOM), WH_PAGES_UNKNOWN); /* not touched */
+    /* The memory is not touched yet. */
+    assert_int_equal(wh_pages_of(look, data, ROOM), WH_PAGES_UNKNOWN);
     memset(data, 1, ROOM);
     assert_int_equal(wh_pages_of(look, data, ROOM), kernel_says() && look >= 0 ? WH_PAGES_SMALL : WH_PAGES_UNKNOWN);
     assert_int_equal(wh_pages_of(look, data, 4096), WH_PAGES_UNKNOWN);

@@ -49,7 +49,7 @@ static void refused_with(const wherry_value *source, const wherry_value *target,
     wherry_plan_destroy(plan);
 }
 
-/** As refused_with, for two values under the name `w`. Destroys them. */
+/** Like refused_with, for two values under the name `w`. Destroys them. */
 static void refused(wherry_value *source, wherry_value *target, wherry_status status, const char *words) {
     wherry_value *one = build_dict("w", source, NULL);
     wherry_value *other = build_dict("w", target, NULL);
@@ -206,7 +206,8 @@ static void test_refuses_boxes_that_differ(void **state) {
     options.rank = 1;
     wherry_prepared *prepared = build_received(source, 0);
     must_fail(WHERRY_MISMATCH, error, wherry_plan_create(prepared, target, &options, &plan, &error));
-    assert_non_null(strstr(error.message, "different boxes"));
+    assert_non_null(strstr(error.message, "different boxes of the global tensor, ["));
+    assert_non_null(strstr(error.message, "] at the source and ["));
     options.flags = WHERRY_PLAN_ANY_BOX;
     must(wherry_plan_create(prepared, target, &options, &plan, &error));
     wherry_plan_destroy(plan);
@@ -401,10 +402,10 @@ static void test_small_tensors_are_coalesced(void **state) {
  */
 static void test_uncovered_tensors_are_refused(void **state) {
     (void)state;
-    static const unsigned char manifest[] = {/* chunks of 4096, rank -1 */
+    static const unsigned char manifest[] = {/* Chunks have 4096 bytes, and the rank is -1. */
                                              0x87, 0x66, 'w', 'h', 'e', 'r', 'r', 'y', 0x01, 0x19, 0x10, 0x00, 0x20,
                                              /*
-                                              * a storage of 64 bytes with one extent, bytes 0 to 31
+                                              * A storage of 64 bytes has one extent, bytes 0 to 31.
                                               */
                                              0x81, 0x84, 0x18, 0x40, 0x00, 0x20, 0x81, 0x82, 0x00, 0x18, 0x20,
                                              /* uint8[64] */

@@ -270,7 +270,7 @@ static void test_finds_overlapping_stretches(void **state) {
     for (int turn = 0; turn < 3000; turn++) {
         wh_stretch stretches[MOST];
         size_t count = (size_t)(next_random(&dice) % (MOST + 1));
-        uint64_t leap = 1 + next_random(&dice) % 20; /* the average length of an ascending run */
+        uint64_t leap = 1 + next_random(&dice) % 20; /* The average length of an ascending run. */
         uint64_t at = 100000;
         for (size_t i = 0; i < count; i++) {
             at = next_random(&dice) % leap ? at : 100000 + next_random(&dice) % 60000;

@@ -199,10 +199,10 @@ static void test_still_refuses_other_differences(void **state) {
     refused(build_dict("w", floats(1, 2, 1), "n", floats(1, 1, 1), NULL), build_dict("w", floats(2, 1, 1), NULL), anew,
             "the shapes differ");
     refused(build_dict("n", floats(1, 2, 1), NULL), build_dict("w", floats(1, 2, 1), NULL), anew,
-            "missing from the source (1): 'w'; use partial mode to receive what both have");
+            "missing from the source (1): 'w'; use WHERRY_RECV_PARTIAL to receive what both have");
     assert_null(strstr(error.message, "of the source"));
     refused(build_dict("w", floats(1, 2, 1), NULL), build_dict(NULL), 0,
-            "let the receiver allocate new memory for the rest");
+            "WHERRY_RECV_NEW to receive the rest into new memory");
     refused(build_dict("l", build_list(floats(1, 2, 1), NULL), NULL), build_dict("l", build_dict(NULL), NULL),
             WHERRY_PLAN_PARTIAL, "the kinds of containers differ");
 }

@@ -45,7 +45,7 @@ static void test_options_are_used(void **state) {
         must(wherry_prepare(value, &options, &prepared, NULL));
         wherry_prepared_summarize(prepared, &summary);
         assert_int_equal(summary.chunk_bytes, chunk_bytes);
-        assert_int_equal(wherry_prepared_rank(prepared), chunk_bytes);
+        assert_int_equal(prepared->rank, chunk_bytes);
         assert_ptr_equal(wherry_prepared_state(prepared), value);
         wherry_prepared_destroy(prepared);
     }
@@ -89,7 +89,7 @@ static void test_older_options_get_defaults(void **state) {
     given.options.chunk_bytes = 8192;
     wherry_prepared *prepared;
     must(wherry_prepare(value, &given.options, &prepared, NULL));
-    assert_int_equal(wherry_prepared_rank(prepared), -1);
+    assert_int_equal(prepared->rank, -1);
     wherry_prepared_summary summary;
     wherry_prepared_summarize(prepared, &summary);
     assert_int_equal(summary.chunk_bytes, 8192);

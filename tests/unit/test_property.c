@@ -398,7 +398,7 @@ static void check_partly_new(wh_random *random, const wherry_value *source, cons
     wherry_value *whole = wh_random_target(random, source, alike);
     wherry_value *target = wh_random_thinned(random, whole);
     coverage *covered = calloc(1, sizeof(*covered));
-    /* leaves that were removed from the target still exist and must not be written */
+    /* Leaves that were removed from the target still exist, and must not be written. */
     each_tensor(whole, cover_tensor, covered);
     for (size_t s = 0; s < covered->count; s++) {
         memset(covered->marks[s], 0, wherry_storage_nbytes(covered->storages[s]));
@@ -434,8 +434,8 @@ static void check_partly_new(wh_random *random, const wherry_value *source, cons
 }
 
 /**
- * With gaps forbidden, the space is exactly the covered bytes, each once. With gaps it is never
- * less.
+ * Without gaps, the space has exactly the covered bytes, each once. With gaps it has at least as
+ * many.
  */
 static void check_space(const wherry_value *source, const wherry_prepared *exact, const wherry_prepared *loose) {
     coverage *covered = calloc(1, sizeof(*covered));

@@ -7,10 +7,13 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "base/alloc.h"
 #include "range/chunkset.h"
 #include "support/counting_allocator.h"
 
 enum { THREADS = 4, CHUNKS = 20000 };
+
+static wherry_error error;
 
 static void test_empty_set_has_no_chunks(void **state) {
     (void)state;
@@ -22,10 +25,12 @@ static void test_empty_set_has_no_chunks(void **state) {
     assert_false(wh_chunk_set_next(&set, &chunk));
     assert_false(wh_chunk_set_next(&set, &chunk));
     wh_chunk_set_destroy(&set);
-    wh_chunk_set_destroy(&set); /* the set is empty after the first call */
+    wh_chunk_set_destroy(&set); /* The set is empty after the first call. */
 }
 
-/** Random intervals: position to chunk, chunk to position. No other chunk is found. */
+/**
+ * Random intervals: converts positions to chunks and chunks to positions. No other chunk is found.
+ */
 static void test_positions_and_chunks_match(void **state) {
     (void)state;
     uint64_t seed = 4;
@@ -158,11 +163,85 @@ static void test_reports_failed_allocations(void **state) {
     }
 }
 
+static void test_clip_takes_what_is_inside(void **state) {
+    (void)state;
+    static const wherry_interval from[] = {{0, 3}, {5, 4}, {20, 10}};
+    wh_chunk_set all = {0};
+    wh_chunk_set some = {0};
+    assert_true(wh_chunk_set_init(&all, from, 3));
+    assert_true(wh_chunk_set_clip(&some, &all, 3, 5)); /* This position is in a gap. */
+    assert_int_equal(some.total, 0);
+    assert_true(wh_chunk_set_clip(&some, &all, 2, 7));
+    /* This part is added to the first one. */
+    assert_true(wh_chunk_set_clip(&some, &all, 7, UINT64_MAX));
+    assert_int_equal(some.total, 15);
+    assert_int_equal(some.count, 3);
+    assert_false(wh_chunk_set_has(&some, 1));
+    for (uint64_t chunk = 2; chunk < 40; chunk++) {
+        assert_int_equal(wh_chunk_set_has(&some, chunk), wh_chunk_set_has(&all, chunk));
+    }
+    wh_chunk_set_destroy(&all);
+    wh_chunk_set_destroy(&some);
+}
+
+static void test_intervals_are_encoded_and_decoded(void **state) {
+    (void)state;
+    static const wherry_interval good[] = {{0, 1}, {2, 3}, {9, 1}};
+    wherry_interval *read;
+    size_t count;
+    wh_string text = {0};
+    wh_intervals_encode(good, 3, &text);
+    must(wh_intervals_decode((wh_bytes){text.bytes, text.size}, 10, &read, &count, &error));
+    assert_int_equal(count, 3);
+    assert_memory_equal(read, good, sizeof(good));
+    wh_free(read);
+    must_fail(WHERRY_OUT_OF_BOUNDS, error,
+              wh_intervals_decode((wh_bytes){text.bytes, text.size}, 9, &read, &count, &error));
+    must_fail(WHERRY_MALFORMED, error,
+              wh_intervals_decode((wh_bytes){text.bytes, text.size - 1}, 10, &read, &count, &error));
+    must(wh_intervals_decode((wh_bytes){"", 0}, 10, &read, &count, &error));
+    assert_int_equal(count, 0);
+    wh_free(read);
+    wh_free(text.bytes);
+}
+
+static void test_refuses_bad_intervals(void **state) {
+    (void)state;
+    static const struct {
+        wherry_interval intervals[2];
+        size_t count;
+    } bad[] = {
+        {{{5, 0}}, 1},
+        {{{0, 11}}, 1},
+        {{{9, 2}}, 1},
+        {{{10, 1}}, 1},
+        {{{UINT64_MAX, 1}}, 1},
+        {{{1, UINT64_MAX}}, 1},
+        {{{UINT64_MAX, UINT64_MAX}}, 1},
+        {{{0, 2}, {1, 1}}, 2}, /* overlap */
+        {{{0, 2}, {2, 1}}, 2}, /* touch */
+        {{{4, 1}, {0, 1}}, 2}, /* descend */
+        {{{4, 1}, {4, 1}}, 2}, /* twice */
+        {{{0, 1}, {9, 2}}, 2}, /* The second interval is outside the set. */
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        wherry_interval *read;
+        size_t count;
+        wh_string text = {0};
+        wh_intervals_encode(bad[i].intervals, bad[i].count, &text);
+        must_fail(WHERRY_OUT_OF_BOUNDS, error,
+                  wh_intervals_decode((wh_bytes){text.bytes, text.size}, 10, &read, &count, &error));
+        wh_free(text.bytes);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_empty_set_has_no_chunks),       cmocka_unit_test(test_positions_and_chunks_match),
         cmocka_unit_test(test_added_intervals_are_merged),    cmocka_unit_test(test_large_chunk_numbers_work),
         cmocka_unit_test(test_each_chunk_is_handed_out_once), cmocka_unit_test(test_reports_failed_allocations),
+        cmocka_unit_test(test_clip_takes_what_is_inside),     cmocka_unit_test(test_intervals_are_encoded_and_decoded),
+        cmocka_unit_test(test_refuses_bad_intervals),
     };
     return cmocka_run_group_tests_name("range_chunkset", tests, NULL, NULL);
 }

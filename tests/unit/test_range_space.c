@@ -76,8 +76,8 @@ static void test_chunk_borders_are_right(void **state) {
 }
 
 /*
- * No chunk cuts an element: none of 16 bytes in an aligned run, and none at the alignment of the
- * run.
+ * No chunk cuts an element. An element of 16 bytes in an aligned run stays whole, and so does each
+ * element that has the alignment of its run.
  */
 static void test_chunks_never_split_elements(void **state) {
     (void)state;
@@ -528,7 +528,8 @@ static void test_columns_are_one_copy(void **state) {
     wh_copy_work kept;
     uint64_t work = 10;
     assert_int_equal(wh_space_locate(&space, 0, &copy, &work, keep, &kept), WH_LOCATED);
-    assert_int_equal(work, 7); /* one extent: its level is compared with the level of the copy */
+    /* There is one extent. Its level is compared with the level of the copy. */
+    assert_int_equal(work, 7);
     assert_int_equal(kept.from, 10 + 64 + 16);
     assert_int_equal(kept.to, 5);
     assert_int_equal(kept.length, 32);

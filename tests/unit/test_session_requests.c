@@ -1,5 +1,8 @@
 /* The queue of requests of a session. */
+#include "support/asleep.h"
 #include "support/build.h"
+
+#include <sys/resource.h>
 
 #include "support/chunks_scene.h"
 
@@ -18,7 +21,7 @@ static wh_more more(scene *s, uint32_t wait_ms) {
     return s->sinks[0].more(s->sinks[0].context, wait_ms);
 }
 
-/** `next` stays within a request, and `more` goes on to the next one. */
+/** `next` stays within a request, and `more` continues with the next one. */
 static void test_hands_out_two_requests(void **state) {
     (void)state;
     scene s;
@@ -29,14 +32,15 @@ static void test_hands_out_two_requests(void **state) {
     assert_true(wh_session_request(session, (wherry_interval[]){{0, 1}, {2, 1}}, 2, false));
     assert_int_equal(more(&s, 0), WH_MORE_NOW);
     expect_next(&s, 0);
-    assert_int_equal(more(&s, 0), WH_MORE_NOW); /* the request is not done: goes on with it */
+    /* The request is not done, so the session continues with it. */
+    assert_int_equal(more(&s, 0), WH_MORE_NOW);
     expect_next(&s, 2);
     expect_none(&s);
     assert_int_equal(more(&s, 0), WH_MORE_LATER);
     assert_int_equal(more(&s, 5), WH_MORE_LATER);
     assert_false(wh_session_is_finishing(session));
     assert_true(wh_session_request(session, (wherry_interval[]){{1, 1}, {3, 1}}, 2, true));
-    expect_none(&s); /* only `more` goes on */
+    expect_none(&s); /* Only `more` continues with the next request. */
     assert_false(wh_session_is_finishing(session));
     assert_int_equal(more(&s, LONG_MS), WH_MORE_NOW);
     expect_next(&s, 1);
@@ -48,7 +52,8 @@ static void test_hands_out_two_requests(void **state) {
     assert_int_equal(more(&s, LONG_MS), WH_MORE_NEVER);
     expect_none(&s);
     uint64_t chunk;
-    assert_false(wh_session_next(&s.pulls[1].session, &chunk)); /* has its own queue */
+    /* The other session has its own queue. */
+    assert_false(wh_session_next(&s.pulls[1].session, &chunk));
     assert_int_equal(wh_session_more(&s.pulls[1].session, 0), WH_MORE_LATER);
     scene_close(&s);
 }
@@ -62,12 +67,20 @@ static void test_requests_wait_for_their_turn(void **state) {
     assert_true(wh_session_request(session, &(wherry_interval){3, 1}, 1, false));
     assert_true(wh_session_request(session, &(wherry_interval){0, 2}, 1, false));
     assert_true(wh_session_request(session, &(wherry_interval){3, 1}, 1, false));
-    assert_int_equal(wh_session_find(session, 3, 0), 0);
-    assert_int_equal(wh_session_find(session, 1, 0), 1);
-    assert_int_equal(wh_session_find(session, 3, 1), 2);
-    assert_true(wh_session_find(session, 3, 3) == SIZE_MAX);
-    assert_true(wh_session_find(session, 2, 0) == SIZE_MAX);
-    assert_true(wh_session_find(session, UINT64_MAX, 0) == SIZE_MAX);
+    assert_false(wh_session_finish(session, 2));
+    assert_false(wh_session_finish(session, UINT64_MAX));
+    assert_false(wh_session_finish(session, 1));
+    assert_false(wh_session_is_complete(session, 0));
+    /* The chunk counts for the oldest request that has it. */
+    assert_true(wh_session_finish(session, 3));
+    assert_true(wh_session_is_complete(session, 0));
+    assert_false(wh_session_is_complete(session, 1));
+    assert_true(wh_session_finish(session, 0));
+    assert_true(wh_session_is_complete(session, 1));
+    assert_false(wh_session_is_complete(session, 2));
+    assert_true(wh_session_finish(session, 3));
+    assert_false(wh_session_finish(session, 3));
+    assert_false(wh_session_is_complete(session, 3));
     expect_next(&s, 3);
     expect_none(&s);
     assert_int_equal(more(&s, 0), WH_MORE_NOW);
@@ -78,7 +91,8 @@ static void test_requests_wait_for_their_turn(void **state) {
     expect_next(&s, 3);
     expect_none(&s);
     assert_int_equal(more(&s, 0), WH_MORE_LATER);
-    assert_true(wh_session_request(session, NULL, 0, true)); /* only tells that none follows */
+    /* This call only says that no request follows. */
+    assert_true(wh_session_request(session, NULL, 0, true));
     assert_int_equal(more(&s, LONG_MS), WH_MORE_NEVER);
     assert_true(wh_session_is_finishing(session));
     scene_close(&s);
@@ -88,13 +102,13 @@ static uint64_t elapsed_ms(uint64_t since) {
     return (wh_clock_now() - since) / 1000000;
 }
 
-/** `more` waits as long as it was told to, except in a thread that must not wait. */
+/** `more` waits for the given time, except in a thread that must not wait. */
 static void test_more_waits(void **state) {
     (void)state;
     scene s;
     scene_open(&s, NO_CHECK);
     bool waited = false;
-    for (int tries = 0; tries < 5 && !waited; tries++) { /* a wait may end early, but not always */
+    for (int tries = 0; tries < 5 && !waited; tries++) { /* A wait may end early, but not always. */
         uint64_t since = wh_clock_now();
         assert_int_equal(more(&s, 120), WH_MORE_LATER);
         waited = elapsed_ms(since) >= 100;
@@ -105,6 +119,35 @@ static void test_more_waits(void **state) {
     uint64_t since = wh_clock_now();
     assert_int_equal(more(&s, LONG_MS), WH_MORE_LATER);
     assert_true(elapsed_ms(since) < SOON_MS);
+    scene_close(&s);
+}
+
+/** Number of times that this thread has slept. */
+static long count_sleeps(void) {
+    struct rusage usage;
+    assert_int_equal(getrusage(RUSAGE_THREAD, &usage), 0);
+    return usage.ru_nvcsw;
+}
+
+/** After the last request, a thread that must not wait does not sleep either. */
+static void test_no_pause_after_the_last_request(void **state) {
+    (void)state;
+    enum { CALLS = 50 };
+    scene s;
+    scene_open(&s, NO_CHECK);
+    s.pulls[0].session.in_caller = true;
+    long before = count_sleeps();
+    for (int i = 0; i < CALLS; i++) {
+        assert_int_equal(more(&s, LONG_MS), WH_MORE_LATER);
+    }
+    assert_true(count_sleeps() - before >= CALLS);
+    assert_true(wh_session_request(&s.pulls[0].session, &(wherry_interval){1, 1}, 1, true));
+    expect_next(&s, 1);
+    before = count_sleeps();
+    for (int i = 0; i < CALLS; i++) {
+        assert_int_equal(more(&s, LONG_MS), WH_MORE_NEVER);
+    }
+    assert_true(count_sleeps() - before < CALLS);
     scene_close(&s);
 }
 
@@ -124,7 +167,9 @@ static void *wait_for_more(void *context) {
     return NULL;
 }
 
-/** A request, the news that none follows, and a stop wake a worker that waits. */
+/**
+ * A waiting worker is woken by a request, by the call that says that none follows, and by a stop.
+ */
 static void test_more_is_woken(void **state) {
     (void)state;
     static const wh_more expected[] = {WH_MORE_NOW, WH_MORE_NEVER, WH_MORE_NEVER};
@@ -138,7 +183,7 @@ static void test_more_is_woken(void **state) {
         while (!atomic_load(&w.waits)) {
             usleep(100);
         }
-        usleep(20000);
+        wh_await_asleep(getpid());
         uint64_t since = wh_clock_now();
         if (event == 0) {
             assert_true(wh_session_request(session, &(wherry_interval){2, 1}, 1, false));
@@ -172,7 +217,7 @@ static void test_stop_ends_handing_out(void **state) {
     assert_int_equal(more(&s, 0), WH_MORE_NEVER);
     assert_int_equal(more(&s, LONG_MS), WH_MORE_NEVER);
     uint64_t chunk;
-    assert_true(wh_session_next(&s.pulls[1].session, &chunk)); /* the other session goes on */
+    assert_true(wh_session_next(&s.pulls[1].session, &chunk)); /* The other session continues. */
     scene_close(&s);
 }
 
@@ -212,7 +257,7 @@ static void test_reports_failed_requests(void **state) {
         assert_int_equal(count.held, 0);
         wherry_allocator_set(NULL);
         scene_close(&s);
-        /* The two arrays of the list, and the array of requests. */
+        /* The three allocations: the two arrays of the list, and the array of requests. */
         assert_true(ok == (fail > 3));
     }
 }
@@ -222,6 +267,7 @@ int main(void) {
         cmocka_unit_test(test_hands_out_two_requests),
         cmocka_unit_test(test_requests_wait_for_their_turn),
         cmocka_unit_test(test_more_waits),
+        cmocka_unit_test(test_no_pause_after_the_last_request),
         cmocka_unit_test(test_more_is_woken),
         cmocka_unit_test(test_stop_ends_handing_out),
         cmocka_unit_test(test_closes_a_session_once),

@@ -13,15 +13,15 @@ static counting memory;
 /** The arguments of the functions, built again for each attempt. */
 typedef struct bench {
     wherry_value *tree;   /**< A list with values of every kind. */
-    wherry_value *dict;   /**< Has as many keys as fit without an index. */
+    wherry_value *dict;   /**< A dict with as many keys as fit without an index. */
     wherry_value *list;   /**< Empty. */
-    wherry_value *key;    /**< Without an owner. */
-    wherry_value *item;   /**< Without an owner. */
-    wherry_value *tensor; /**< Without an owner. */
+    wherry_value *key;    /**< A value without an owner, used as a key. */
+    wherry_value *item;   /**< A value without an owner, used as an item. */
+    wherry_value *tensor; /**< A tensor without an owner. */
     wherry_mesh *mesh;
     wherry_path *path;
     wherry_flat *flat;
-    wherry_value *leaves[8]; /**< Without owners; one per leaf of `flat`. */
+    wherry_value *leaves[8]; /**< Values without owners; one per leaf of `flat`. */
     size_t leaf_count;
 } bench;
 
@@ -83,7 +83,7 @@ static void tear_down(bench *b) {
     wherry_path_destroy(b->path);
 }
 
-/** What a call created; all NULL if it failed. */
+/** The results of a call; all NULL if it failed. */
 typedef struct made {
     wherry_value *value;
     wherry_storage *storage;
@@ -94,7 +94,7 @@ typedef struct made {
     char *text;
 } made;
 
-enum { CALLS = 31 };
+enum { CALLS = 30 };
 
 static wherry_status call_scalar(int number, made *m, wherry_error *error) {
     switch (number) {
@@ -170,7 +170,7 @@ static wherry_status call_reading(int number, bench *b, made *m, wherry_error *e
     case 20:
         return wherry_tensor_create(wherry_tensor_get(b->tensor), &m->value, error);
     case 21:
-        return wherry_tensor_cast(wherry_tensor_get(b->tensor), WHERRY_F32, &m->value, error);
+        return wherry_storage_wrap(&byte, 1, wherry_device_cpu(), NULL, NULL, &m->storage, error);
     case 22:
         return wherry_mesh_create(info, &m->mesh, error);
     case 23:
@@ -185,10 +185,8 @@ static wherry_status call_reading(int number, bench *b, made *m, wherry_error *e
         return wherry_flatten(b->tree, &m->flat, error);
     case 28:
         return wherry_value_compare(b->tree, b->tree, WHERRY_COMPARE_ALL, error);
-    case 29:
-        return wherry_prepare(b->tree, NULL, &m->prepared, error);
     default:
-        return wherry_storage_wrap(&byte, 1, wherry_device_cpu(), NULL, NULL, &m->storage, error);
+        return wherry_prepare(b->tree, NULL, &m->prepared, error);
     }
 }
 

@@ -201,60 +201,6 @@ static void test_refuses_bad_tensors(void **state) {
     assert_null(value);
 }
 
-/** A cast covers the whole storage, whatever the tensor covers. */
-static void test_cast_covers_the_whole_storage(void **state) {
-    (void)state;
-    static const int64_t shape[] = {2, 2};
-    static const int64_t strides[] = {1, 3};
-    for (int dtype = 0; dtype < DTYPES; dtype++) {
-        uint32_t bytes = wherry_dtype_describe((wherry_dtype)dtype)->bytes;
-        wherry_value *value = build_tensor(build_storage(8 * bytes, 3), (wherry_dtype)dtype, 2, 2, shape, strides);
-        const wherry_tensor *tensor = wherry_tensor_get(value);
-        wherry_value *cast;
-        must(wherry_tensor_cast(tensor, WHERRY_U8, &cast, NULL));
-        const wherry_tensor *plain = wherry_tensor_get(cast);
-        assert_ptr_equal(plain->storage, tensor->storage);
-        assert_true(plain->dtype == WHERRY_U8 && plain->ndim == 1 && plain->offset == 0 && plain->flags == 0);
-        assert_true(plain->shape[0] == 8 * (int64_t)bytes && plain->strides[0] == 1);
-        wherry_value *back;
-        must(wherry_tensor_cast(plain, (wherry_dtype)dtype, &back, NULL));
-        assert_int_equal(wherry_tensor_get(back)->shape[0], 8);
-        wherry_value_destroy(value);
-        assert_int_equal(((uint8_t *)wherry_storage_data(wherry_tensor_get(cast)->storage))[1], 10);
-        wherry_value_destroy(cast);
-        wherry_value_destroy(back);
-    }
-}
-
-static void test_refuses_bad_casts(void **state) {
-    (void)state;
-    static const int64_t shape[] = {15};
-    wherry_value *value = build_tensor(build_storage(15, 0), WHERRY_U8, 0, 1, shape, NULL);
-    const wherry_tensor *tensor = wherry_tensor_get(value);
-    wherry_error error;
-    wherry_value *cast = NULL;
-    for (int dtype = 0; dtype < DTYPES; dtype++) {
-        if (wherry_dtype_describe((wherry_dtype)dtype)->bytes > 1) {
-            must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_tensor_cast(tensor, (wherry_dtype)dtype, &cast, &error));
-        }
-    }
-    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_tensor_cast(tensor, (wherry_dtype)DTYPES, &cast, &error));
-    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_tensor_cast(NULL, WHERRY_U8, &cast, &error));
-    assert_null(cast);
-    wherry_value_destroy(value);
-}
-
-static void test_casts_empty_storages(void **state) {
-    (void)state;
-    static const int64_t shape[] = {0};
-    wherry_value *value = build_tensor(build_storage(0, 0), WHERRY_F32, 0, 1, shape, NULL);
-    wherry_value *cast;
-    must(wherry_tensor_cast(wherry_tensor_get(value), WHERRY_C128, &cast, NULL));
-    assert_int_equal(wherry_tensor_count(wherry_tensor_get(cast)), 0);
-    wherry_value_destroy(cast);
-    wherry_value_destroy(value);
-}
-
 static wherry_digest digest_of(wherry_value *tensor) {
     wherry_digest digest;
     wherry_error error;
@@ -601,9 +547,6 @@ int main(void) {
         cmocka_unit_test(test_strides_are_kept),
         cmocka_unit_test(test_refuses_sizes_that_overflow),
         cmocka_unit_test(test_refuses_bad_tensors),
-        cmocka_unit_test(test_cast_covers_the_whole_storage),
-        cmocka_unit_test(test_refuses_bad_casts),
-        cmocka_unit_test(test_casts_empty_storages),
         cmocka_unit_test(test_digest_depends_only_on_elements),
         cmocka_unit_test(test_wrapped_memory_is_released_once),
         cmocka_unit_test(test_wrapped_memory_may_have_no_release),

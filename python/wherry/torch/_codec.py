@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree
 
 from wherry import _arrays, _core, _types
 from wherry._codec import Codec, Keys
@@ -17,7 +16,7 @@ from wherry._nodes import TENSOR_CONJ, TENSOR_NEG, TENSOR_REQUIRES_GRAD, DTensor
 from wherry._types import CannotSend, Decoder, DecoderMaker, Encoder
 from wherry._types import check_arguments, expect, no_arguments
 from wherry.errors import InvalidArgument, Malformed, NoMemory, Unsupported
-from wherry.torch import _tensors
+from wherry.torch import _private, _tensors
 from wherry.torch._staging import Staging
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def _registration(cls: type) -> Any:
     """The registration of a class; None if there is none, or if torch made it for its own use."""
     if cls in _BUILT_IN or cls.__module__.startswith("torch._"):
         return None
-    return _pytree.SUPPORTED_NODES.get(cls)
+    return _private.SUPPORTED_NODES.get(cls)
 
 
 def _pytree_encoder(cls: type, keys: Keys) -> Encoder | None:
@@ -107,7 +106,7 @@ def _pytree_encoder(cls: type, keys: Keys) -> Encoder | None:
 
     def encode(value: Any) -> Any:
         children, context = node.flatten_fn(value)
-        if isinstance(context, _pytree.ConstantNode):
+        if isinstance(context, _private.ConstantNode):
             raise CannotSend("its class is registered as a constant, so it has no contents to send")
         return Object(type_name, keys.pack(name, context, list(children)))
 
@@ -141,9 +140,8 @@ def _distributed_encoder(cls: type) -> Encoder | None:
     # If a program has a value of these classes, their module is already imported. The other
     # programs need not import it.
     tensor = sys.modules.get("torch.distributed.tensor")
-    sharded = sys.modules.get("torch.distributed._shard.sharded_tensor")
     is_dtensor = tensor is not None and cls is tensor.DTensor
-    if not is_dtensor and (sharded is None or cls is not sharded.ShardedTensor):
+    if not is_dtensor and cls is not _private.sharded_tensor_class():
         return None
     distributed = _need_distributed(cls.__name__)
     encode = distributed.encode_dtensor if is_dtensor else distributed.encode_sharded
@@ -183,7 +181,7 @@ class TorchCodec(Codec):
         if issubclass(cls, torch.Tensor):
             return _distributed_encoder(cls) or _tensors.tensor_encoder(cls)
         if issubclass(cls, nn.Module):
-            return None  # even if it is a dataclass
+            return None  # This is so even if it is a dataclass.
         found = _pytree_encoder(cls, self._keys)
         return found or super()._find_encoder(cls, value)
 
@@ -303,7 +301,7 @@ class TorchCodec(Codec):
     ) -> Any:
         """A tensor over memory from allocate(). ``owner`` is None if the storage has no bytes."""
         if self._new_staged is not None:
-            self._staging.fill_device()  # all bytes have arrived; the first call copies them
+            self._staging.fill_device()  # All bytes have arrived. The first call copies them.
             device = self._device
             owner = None if owner is None else owner.on_device.untyped_storage()
         elif owner is None:
@@ -326,7 +324,7 @@ class TorchCodec(Codec):
         distributed = _need_distributed("DTensor")
         if self._meshes is None:
             self._meshes = distributed.Meshes(None, self.rank)
-        return distributed.make_dtensor(node, _torch_dtype(node.dtype), self._meshes)
+        return distributed.make_dtensor(node, _torch_dtype(node.dtype), self._meshes, self.source)
 
     def sharded(self, node: Sharded) -> Any:
         """Makes a received ShardedTensor."""
@@ -357,5 +355,5 @@ def _with_flags(made: torch.Tensor, flags: int) -> torch.Tensor:
     if flags & TENSOR_CONJ:
         made = made.conj()
     if flags & TENSOR_NEG:
-        made = torch._neg_view(made)
+        made = _private._neg_view(made)
     return made.requires_grad_() if flags & TENSOR_REQUIRES_GRAD else made

@@ -14,31 +14,35 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
-from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
-from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
-from torch.distributed._shard.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.remote_device import _remote_device
 from torch.distributed.tensor import DTensor as TorchDTensor
 from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from wherry import _nodes
 from wherry._nodes import Box, DTensor, Mesh, Place, Placement, Sharded, Sharding
 from wherry._types import CannotSend
-from wherry.errors import InvalidArgument, Malformed
+from wherry.errors import InvalidArgument, Malformed, Unsupported
+from wherry.torch import _private
 from wherry.torch._tensors import ON_META, parameter
 
 logger = logging.getLogger("wherry")
+
+
+@contextlib.contextmanager
+def _making(what: str) -> Iterator[None]:
+    """Exceptions of torch are about the received description."""
+    try:
+        yield
+    except Unsupported:
+        raise
+    except Exception as error:
+        raise Malformed(f"torch cannot make {what}: {error}") from error
+
 
 # ---- meshes ----
 
@@ -75,11 +79,10 @@ def _can_communicate(mesh: DeviceMesh) -> bool:
     try:
         groups = mesh.get_all_groups()
         alive = all(dist.get_process_group_ranks(group) for group in groups)
-    except Exception:  # the mesh has no groups, or torch has destroyed them
+    except Exception:  # The mesh has no groups, or torch has destroyed them.
         return False
     # Torch finds groups by name, so get_all_groups() may return newer groups with the same names.
-    root = getattr(mesh, "_root_mesh", None) or mesh
-    made_with = list(getattr(root, "_pg_registry", {}).values())
+    made_with = _private.groups_of_mesh(mesh)
     return alive and (
         not made_with or all(any(one is group for one in made_with) for group in groups)
     )
@@ -96,6 +99,7 @@ class Meshes:
         self._found: dict[Mesh, DeviceMesh] = {}
         self._looked_at_slices = False
         self._warned = False
+        self._warned_of_rows = False
         self._add_slices(several)
 
     def find(self, node: Mesh) -> DeviceMesh:
@@ -117,9 +121,30 @@ class Meshes:
             self._found[node] = self._make(node)
         return self._found[node]
 
+    def check_rows(self, mesh: DeviceMesh, placements: Sequence[Any], source: int | None) -> None:
+        """Warns if a DTensor over a mesh of this process has the rows of another rank."""
+        if source is None or self._rank is None or self._warned_of_rows:
+            return
+        own, other = (torch.nonzero(mesh.mesh == rank).tolist() for rank in (self._rank, source))
+        cut = [
+            dim
+            for dim, one in enumerate(placements)
+            if isinstance(one, (Shard, _private._StridedShard))
+        ]
+        if own and other and any(own[0][dim] != other[0][dim] for dim in cut):
+            self._warned_of_rows = True
+            logger.warning(
+                "received a shard of rank %d as a new DTensor of rank %d, over their common mesh: "
+                "its rows are those of the other rank; pass a target, and receive from a rank that "
+                "has the same shard",
+                source,
+                self._rank,
+            )
+
     def _fits(self, mesh: DeviceMesh) -> bool:
         """True if the mesh is for this process's rank, and can communicate or was made here."""
-        same_rank = self._rank is None or getattr(mesh, "_rank", self._rank) == self._rank
+        rank = _private.rank_of_mesh(mesh)
+        same_rank = self._rank is None or rank is None or rank == self._rank
         return same_rank and (_made.get(id(mesh)) is mesh or _can_communicate(mesh))
 
     def _add_slices(self, meshes: Iterable[DeviceMesh]) -> None:
@@ -135,20 +160,15 @@ class Meshes:
                         self._found.setdefault(describe_mesh(part), part)
 
     def _make(self, node: Mesh) -> DeviceMesh:
-        try:
+        with _making(f"a mesh of shape {node.shape} for {node.device!r}"):
             point = node.dim_names == POINT
             ranks = torch.tensor(node.ranks, dtype=torch.int, device="cpu")
-            made = DeviceMesh(
+            made: DeviceMesh = _private.mesh_without_groups(
                 node.device,
                 ranks.reshape(() if point else node.shape),
-                mesh_dim_names=None if point else node.dim_names,
-                _init_backend=False,
-                _rank=-1 if self._rank is None else self._rank,
+                None if point else node.dim_names,
+                -1 if self._rank is None else self._rank,
             )
-        except Exception as error:
-            raise Malformed(
-                f"torch cannot make a mesh of shape {node.shape} for {node.device!r}: {error}"
-            ) from error
         with _lock:
             _made[id(made)] = made
             _meshes[node] = made
@@ -177,8 +197,8 @@ def forget_meshes() -> None:
 
 def encode_dtensor(value: Any, dtypes: dict[Any, int]) -> Any:
     """The node of a DTensor."""
-    spec = value._spec
-    local = value._local_tensor
+    spec = _private.spec_of(value)
+    local = _private.local_tensor_of(value)
     meta = spec.tensor_meta
     if type(local) is not torch.Tensor:
         raise CannotSend(
@@ -200,7 +220,7 @@ def encode_dtensor(value: Any, dtypes: dict[Any, int]) -> Any:
     # The receiver makes a spec that shards in the order of the mesh dimensions. Only two or more
     # sharded dimensions can have another order.
     cuts = sum(one.kind in (_nodes.SHARD, _nodes.STRIDED_SHARD) for one in placements)
-    if cuts > 1 and spec != DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta):
+    if cuts > 1 and spec != _private.DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta):
         raise CannotSend(
             "its shard order differs from the order of its mesh dimensions: redistribute it first"
         )
@@ -220,7 +240,7 @@ def _describe_placement(placement: Any) -> Any:
         return Placement(_nodes.REPLICATE, 0, 0, None)
     if cls is Shard:
         return Placement(_nodes.SHARD, placement.dim, 0, None)
-    if cls is _StridedShard:
+    if cls is _private._StridedShard:
         return Placement(_nodes.STRIDED_SHARD, placement.dim, placement.split_factor, None)
     if cls is Partial:
         return Placement(_nodes.PARTIAL, 0, 0, placement.reduce_op)
@@ -233,23 +253,24 @@ def _make_placement(node: Placement) -> Any:
     if node.kind == _nodes.SHARD:
         return Shard(node.dim)
     if node.kind == _nodes.STRIDED_SHARD:
-        return _StridedShard(node.dim, split_factor=node.split_factor)
+        return _private._StridedShard(node.dim, split_factor=node.split_factor)
     return Partial(node.reduce_op or "sum")
 
 
-def make_dtensor(node: DTensor, dtype: torch.dtype, meshes: Meshes) -> Any:
-    """Makes a received DTensor over a mesh of this process."""
+def make_dtensor(
+    node: DTensor, dtype: torch.dtype, meshes: Meshes, source: int | None = None
+) -> Any:
+    """Makes a received DTensor over a mesh of this process. ``source``: the mesh rank it is of."""
     mesh = meshes.find(node.mesh)
-    try:
-        meta = TensorMeta(torch.Size(node.shape), tuple(node.strides), dtype)
+    with _making("the received DTensor"):
+        meta = _private.TensorMeta(torch.Size(node.shape), tuple(node.strides), dtype)
         point = node.mesh.dim_names == POINT
         placements = () if point else tuple(map(_make_placement, node.placements))
-        spec = DTensorSpec(mesh, placements, tensor_meta=meta)
+        meshes.check_rows(mesh, placements, source)
+        spec = _private.DTensorSpec(mesh, placements, tensor_meta=meta)
         requires_grad = bool(node.flags & _nodes.TENSOR_REQUIRES_GRAD)
         make: Any = TorchDTensor
         return make(node.local, spec, requires_grad=requires_grad)
-    except Exception as error:
-        raise Malformed(f"torch cannot make the received DTensor: {error}") from error
 
 
 # ---- ShardedTensor ----
@@ -297,17 +318,17 @@ def _describe_place(placement: Any) -> Place:
     return Place(-1 if rank is None else rank, str(placement.device()))
 
 
-def _describe_box(shard: ShardMetadata) -> Box:
+def _describe_box(shard: Any) -> Box:
     return Box(
         tuple(shard.shard_offsets), tuple(shard.shard_sizes), _describe_place(shard.placement)
     )
 
 
 def _describe_sharding(spec: Any) -> Sharding:
-    if type(spec) is ChunkShardingSpec:
+    if type(spec) is _private.ChunkShardingSpec:
         places = tuple([_describe_place(place) for place in spec.placements])
         return Sharding(_nodes.SHARDING_CHUNK, int(spec.dim), places, ())
-    if type(spec) is EnumerableShardingSpec:
+    if type(spec) is _private.EnumerableShardingSpec:
         boxes = tuple([_describe_box(shard) for shard in spec.shards])
         return Sharding(_nodes.SHARDING_ENUMERABLE, 0, (), boxes)
     raise CannotSend(
@@ -316,60 +337,42 @@ def _describe_sharding(spec: Any) -> Sharding:
     )
 
 
-def _make_place(place: Place) -> _remote_device:
-    return _remote_device(place.device if place.rank < 0 else f"rank:{place.rank}/{place.device}")
+def _make_place(place: Place) -> Any:
+    return _private._remote_device(
+        place.device if place.rank < 0 else f"rank:{place.rank}/{place.device}"
+    )
 
 
-def _make_box(box: Box) -> ShardMetadata:
-    return ShardMetadata(list(box.offsets), list(box.sizes), _make_place(box.place))
+def _make_box(box: Box) -> Any:
+    return _private.ShardMetadata(list(box.offsets), list(box.sizes), _make_place(box.place))
 
 
-def _make_sharding(node: Sharding, shards: list[ShardMetadata]) -> Any:
+def _make_sharding(node: Sharding, shards: list[Any]) -> Any:
     if node.kind == _nodes.SHARDING_CHUNK:
-        return ChunkShardingSpec(node.dim, [_make_place(place) for place in node.places])
-    # Skip the constructor: it compares every pair of shards, and the sender chooses their number.
-    spec = EnumerableShardingSpec.__new__(EnumerableShardingSpec)
+        return _private.ChunkShardingSpec(node.dim, [_make_place(place) for place in node.places])
     listed = node.kind == _nodes.SHARDING_ENUMERABLE
-    spec.shards = [_make_box(box) for box in node.boxes] if listed else shards
-    return spec
+    # The sender chooses the number of shards, so their cost must not be its square.
+    return _private.enumerable_spec([_make_box(box) for box in node.boxes] if listed else shards)
 
 
 def make_sharded(node: Sharded, dtype: torch.dtype, rank: int | None) -> Any:
     """Makes a received ShardedTensor. Its local shards are on `rank`, which is this process.
 
-    Torch's constructors require a process group, as many local shards as the metadata has for this
-    rank, and pinned memory if the sender's was pinned. A received ShardedTensor may lack any of
-    these, so this function sets the attributes itself.
+    It may have other local shards than the metadata has for this rank, and no process group.
     """
     if rank is None and dist.is_initialized():
         rank = dist.get_rank()
-    try:
+    with _making("the received ShardedTensor"):
         local = [_local_shard(tensor, box, rank) for tensor, box in zip(node.tensors, node.local)]
         shards = [_make_box(box) for box in node.all]
         memory_format = _MEMORY_FORMATS[node.memory_format]
-        properties = TensorProperties(
+        properties = _private.TensorProperties(
             dtype, torch.strided, node.requires_grad, memory_format, node.pin_memory
         )
-        tensor_class: Any = torch.Tensor
-        made: Any = tensor_class._make_wrapper_subclass(
-            ShardedTensor,
-            torch.Size(node.shape),
-            dtype=dtype,
-            layout=torch.strided,
-            requires_grad=node.requires_grad,
-        )
-        made._sharding_spec = _make_sharding(node.sharding, shards)
-        made._metadata = ShardedTensorMetadata(shards, torch.Size(node.shape), properties)
-    except Exception as error:
-        raise Malformed(f"torch cannot make the received ShardedTensor: {error}") from error
-    made._local_shards = local
-    made._init_rrefs = False
-    made._sharded_tensor_id = None
-    made._remote_shards = {}
-    made._process_group = dist.group.WORLD if dist.is_initialized() else None
-    return made
+        spec = _make_sharding(node.sharding, shards)
+        return _private.sharded_tensor(torch.Size(node.shape), properties, spec, shards, local)
 
 
-def _local_shard(tensor: Any, box: Box, rank: int | None) -> LocalShard:
+def _local_shard(tensor: Any, box: Box, rank: int | None) -> Any:
     place = Place(box.place.rank if rank is None else rank, str(tensor.device))
-    return LocalShard(tensor, _make_box(Box(box.offsets, box.sizes, place)))
+    return _private.Shard(tensor, _make_box(Box(box.offsets, box.sizes, place)))

@@ -35,10 +35,10 @@ from wherry import _core
 from wherry.errors import Closed, PeerLost
 
 FRAME_BYTES = 4 << 10
-_HEADER_BYTES = 5  # four for the length, and a flag that is 1 in the last frame
+_HEADER_BYTES = 5  # Four bytes for the length, and a flag that is 1 in the last frame.
 _INLINE_BYTES = FRAME_BYTES - _HEADER_BYTES
 _MESSAGE_MAX = 8 << 20
-_QUEUED_MESSAGES = 8  # per peer
+_QUEUED_MESSAGES = 8  # operations per peer
 
 #: The tag of frames. Blocks of channel N have the tag _TAG + N + 1. Other code of the program is
 #: unlikely to use the same tags.
@@ -104,7 +104,7 @@ class Operation:
 
     def wait(self) -> None:
         """Waits for all pieces. Called in a thread of the peer."""
-        if self.done(0):  # end() was called before
+        if self.done(0):  # end() was called before.
             return
         self.waiter = threading.current_thread()
         _waiting.add(self)
@@ -142,9 +142,9 @@ class Operation:
         with self._lock:
             self._given_up = True
         try:
-            for piece in self._begun:  # even if another thread waits for the same piece
+            for piece in self._begun:  # This works even if another thread waits for the same piece.
                 piece.wait(timedelta(milliseconds=1))
-        except Exception as error:  # the timeout
+        except Exception as error:  # This is the timeout.
             self.error = self.error or error
         self._done.set()
 
@@ -236,7 +236,7 @@ class _Peer:
         self._finish(operation)
 
     def _finish(self, operation: Operation) -> None:
-        if self._session.broken:  # end() of the peer may have run before the operation began
+        if self._session.broken:  # end() of the peer may have run before the operation began.
             operation.end()
         operation.wait()
         if operation.error:
@@ -264,7 +264,7 @@ class _Peer:
             if operation and not operation.done(0):
                 operation.end()
         try:
-            self.outgoing.put_nowait(None)  # wakes the writer
+            self.outgoing.put_nowait(None)  # This wakes the writer.
         except queue.Full:
             pass
 
@@ -298,13 +298,13 @@ class PgSession:
         return _broken.get(self._pg, "")
 
     def _break(self, reason: str) -> None:
-        _broken.setdefault(self._pg, reason)  # keeps the first reason
+        _broken.setdefault(self._pg, reason)  # This keeps the first reason.
 
     # The library calls these functions, in the thread that called the library.
 
     def send(self, rank: int, message: bytes, timeout_ms: int) -> bool:
         peer = self.peers.get(rank)
-        if peer is None:  # the rank takes no part in this call
+        if peer is None:  # The rank takes no part in this call.
             return False
         self._check(rank)
         try:
@@ -320,7 +320,7 @@ class PgSession:
             rank, message = self.incoming.get(timeout_ms > 0, timeout_ms / 1000 or None)
             while True:
                 if isinstance(message, Exception):
-                    if found:  # return these first; a later call raises
+                    if found:  # Return these first. A later call raises.
                         self.incoming.put((rank, message))
                         return found
                     raise _loss(rank, message)
@@ -365,7 +365,7 @@ class PgSession:
         try:
             if what == "recv":
                 begun.extend(pieces)
-        except BaseException as error:  # only this function knows the pieces that have begun
+        except BaseException as error:  # Only this function knows the pieces that have begun.
             operation.end()
             if isinstance(error, RuntimeError):
                 raise _loss(rank, error) from error
@@ -394,7 +394,7 @@ class PgSession:
         self._break(f"rank {rank} was lost: {_first_line(error)}")
         self.incoming.put((rank, error))
 
-    # The end.
+    # ---- the end ----
 
     def close(self, failed: bool) -> None:
         """Leaves the group and ends all threads. `failed`: operations may still be running."""

@@ -6,13 +6,18 @@ import os
 import socket
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
-from torch.distributed import distributed_c10d
+from torch.distributed import (  # type: ignore[attr-defined, unused-ignore]
+    FileStore,
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from wherry._rendezvous import address_for_others, is_loopback
 from wherry.errors import InvalidArgument
+from wherry.torch import _private
 
 #: The attributes in which wrapper classes store the process group that they wrap.
 _INNER_NAMES = ("parent", "_pg", "pg", "_process_group", "process_group", "_wrapped")
@@ -27,7 +32,7 @@ def unwrap(pg: Any) -> Any:
     A wrapper's own rank() and store belong to an empty group, so they are never used.
     """
     if pg is None:
-        pg = distributed_c10d._get_default_group()
+        pg = _private._get_default_group()
     for _ in range(_MAX_DEPTH):
         inner = _inside(pg)
         if inner is None:
@@ -41,7 +46,7 @@ def _inside(pg: Any) -> Any:
     for name in _INNER_NAMES:
         try:
             inner = getattr(pg, name, None)
-        except AssertionError as error:  # torchft raises this if the wrapper has no group yet
+        except AssertionError as error:  # torchft raises this if the wrapper has no group yet.
             raise InvalidArgument(f"the process group cannot be used yet: {error}") from error
         if inner is None or inner is pg:
             continue
@@ -65,8 +70,8 @@ def _check_rank(pg: Any) -> None:
 def is_registered(pg: Any) -> bool:
     """True if torch created the group, and has not destroyed it."""
     try:
-        return pg in distributed_c10d._world.pg_map
-    except TypeError:  # the object cannot be hashed
+        return pg in _private.groups()
+    except TypeError:  # The object cannot be hashed.
         return False
 
 
@@ -79,16 +84,14 @@ def store_of(pg: Any) -> Store | None:
         except RuntimeError:
             found = None
     if found is None and is_registered(pg):
-        found = distributed_c10d._world.pg_map[pg][1]
+        found = _private.groups()[pg][1]
     return found
 
 
 def backend_of(pg: Any) -> str:
     """The name of the backend for tensors in host memory, for example "gloo"."""
-    try:
-        return str(pg._get_backend(torch.device("cpu")).name()).lower()
-    except (AttributeError, RuntimeError):
-        pass
+    if found := _private.cpu_backend(pg):
+        return found.lower()
     try:
         return str(pg.name()).lower()
     except (AttributeError, RuntimeError):

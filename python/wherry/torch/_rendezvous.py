@@ -32,17 +32,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store  # type: ignore[attr-defined, unused-ignore]
 
 from wherry import _core, errors
-from wherry._connection import Connection
-from wherry._rendezvous import Backoff, Listener, connect_to_source
+from wherry._connection import Connection, Source
+from wherry._rendezvous import Backoff, Listener, connect_to_all, connect_to_source
 from wherry._transfer import Deadline, Outcome
 from wherry.errors import Error, PeerLost
 from wherry.torch import _process_group
 from wherry.torch._pg_session import PgSession
 
-#: How many connections to sources a receiver keeps for the next transfer.
+#: How many connections to sources a receiver keeps for the next transfer, if it has not received
+#: from more of them at once.
 _KEPT_CONNECTIONS = 2
 
 #: Prefix of Wherry's keys in a store.
@@ -63,11 +64,23 @@ _CLEAN_FAILURES = (
 
 @dataclass
 class Route:
-    """A connection to some ranks, and the numbers of these ranks in the connection's group."""
+    """How some ranks are reached. Source: all of them have the same connection.
 
-    connection: Connection
-    ranks: list[int]
-    outcomes: Sequence[Outcome] = ()  # set by a source after the send
+    A receiver may not reach some of several sources, and has an error for these instead.
+    """
+
+    ends: Sequence[Source | Error]
+    outcomes: Sequence[Outcome] = ()  # A source sets this after the send.
+
+    @property
+    def connection(self) -> Connection:
+        """The connection to the first rank that is reached."""
+        return next(one.connection for one in self.ends if isinstance(one, Source))
+
+    @property
+    def ranks(self) -> list[int]:
+        """The numbers of the ranks that are reached, in their groups."""
+        return [one.rank for one in self.ends if isinstance(one, Source)]
 
 
 class Rendezvous(abc.ABC):
@@ -86,9 +99,9 @@ class Rendezvous(abc.ABC):
 
     @abc.abstractmethod
     def route(
-        self, peers: Sequence[int], deadline: Deadline, sending: bool
+        self, peers: Sequence[int], deadline: Deadline, sending: bool, all_required: bool = False
     ) -> contextlib.AbstractContextManager[Route]:
-        """Source: a route over which these ranks will connect. Receiver: a route to its source."""
+        """Source: a route over which these ranks will connect. Receiver: routes to its sources."""
 
     def should_retry(self, source: int, route: Route, error: Error, deadline: Deadline) -> bool:
         """True if a failed receive should be repeated, because the source may be back."""
@@ -169,20 +182,29 @@ class StoreRendezvous(Rendezvous):
     def __init__(self, pg: Any, store: Store) -> None:
         super().__init__(pg)
         self._store = store
-        self._connections: OrderedDict[int, Connection] = OrderedDict()  # by source
+        self._connections: OrderedDict[int, Connection] = OrderedDict()  # connections by source
         self._connecting: dict[int, threading.Lock] = {}
+        self._most_kept = _KEPT_CONNECTIONS
 
     @contextlib.contextmanager
-    def route(self, peers: Sequence[int], deadline: Deadline, sending: bool) -> Iterator[Route]:
+    def route(
+        self, peers: Sequence[int], deadline: Deadline, sending: bool, all_required: bool = False
+    ) -> Iterator[Route]:
+        found: Sequence[Connection | Error]
         if sending:
-            connection = self._open(self._listen, deadline)
-        elif len(peers) > 1:
-            raise errors.InvalidArgument(
-                "receiving from several ranks needs one group of all ranks: pass address="
-            )
+            found = [self._open(self._listen, deadline)] * len(peers)
         else:
-            connection = self._connect(peers[0], deadline)
-        yield Route(connection, list(peers))
+            with self._lock:
+                self._most_kept = max(self._most_kept, len(peers))
+            ways = [functools.partial(self._connect, peer) for peer in peers]
+            # A connection that comes too late stays open for the next transfer.
+            found = connect_to_all(ways, deadline, all_required, drop=lambda late: None)
+        yield Route(
+            [
+                one if isinstance(one, Error) else Source(one, rank)
+                for one, rank in zip(found, peers)
+            ]
+        )
 
     def _listen(self) -> Connection:
         made = Listener(_process_group.host_for(self.pg, self._store), self.rank, self.size)
@@ -233,7 +255,7 @@ class StoreRendezvous(Rendezvous):
             else:
                 self._connections[source] = connection
                 self._connections.move_to_end(source)
-            while len(self._connections) > _KEPT_CONNECTIONS:
+            while len(self._connections) > self._most_kept:
                 old.append(self._connections.popitem(last=False)[1])
         for one in old:
             one.close_when_idle()
@@ -288,20 +310,23 @@ class AddressRendezvous(Rendezvous):
         self._ranks, self._world = _process_group.global_ranks(pg)
 
     @contextlib.contextmanager
-    def route(self, peers: Sequence[int], deadline: Deadline, sending: bool) -> Iterator[Route]:
+    def route(
+        self, peers: Sequence[int], deadline: Deadline, sending: bool, all_required: bool = False
+    ) -> Iterator[Route]:
         def join() -> Connection:
             joint = "&" if "?" in self._address else "?"
             address = f"{self._address}{joint}rank={self._ranks[self.rank]}&size={self._world}"
             options = {"timeout_ms": deadline.slice_ms(), "wait_for": 1}
-            return Connection(_core.Group.join(address, options), tells_peers=True)
+            return Connection(_core.Group.join(address, options), tells=range(self._world))
 
-        yield Route(self._open(join, deadline), [self._ranks[rank] for rank in peers])
+        connection = self._open(join, deadline)
+        yield Route([Source(connection, self._ranks[rank]) for rank in peers])
 
     def should_retry(self, source: int, route: Route, error: Error, deadline: Deadline) -> bool:
         """If the source has left the group, but not exited, waits until it joins again."""
         if not isinstance(error, PeerLost) or not route.connection.returned(route.ranks, deadline):
             return False
-        backoff = Backoff(deadline)
+        backoff = Backoff(deadline, f"rank {source}, which has left the group, to join it again")
         while not route.connection.alive(route.ranks[0]):
             if deadline.passed:
                 raise errors.Timeout(
@@ -319,10 +344,13 @@ class GroupRendezvous(Rendezvous):
         self._turn = threading.Lock()
 
     @contextlib.contextmanager
-    def route(self, peers: Sequence[int], deadline: Deadline, sending: bool) -> Iterator[Route]:
+    def route(
+        self, peers: Sequence[int], deadline: Deadline, sending: bool, all_required: bool = False
+    ) -> Iterator[Route]:
         with _held(self._turn, peers[0], deadline):
             session = PgSession(self.pg, peers, timedelta(seconds=min(deadline.left, 1e8)))
-            route = Route(Connection(session.group), list(peers))
+            connection = Connection(session.group)
+            route = Route([Source(connection, rank) for rank in peers])
             failed = True
             try:
                 yield route
@@ -332,7 +360,7 @@ class GroupRendezvous(Rendezvous):
                 failed = False
                 raise
             finally:
-                route.connection.close()
+                connection.close()
                 session.close(failed)
 
 

@@ -57,7 +57,7 @@ class _Bucket:
 
     def copy(self, to_host: bool) -> None:
         """Copies the bytes of all storages from the device to the host, or back."""
-        if len(self._storages) == 1:  # the storage may be larger than BUCKET_BYTES
+        if len(self._storages) == 1:  # The storage may be larger than BUCKET_BYTES.
             for at in range(0, self._used, BUCKET_BYTES):
                 piece = slice(at, min(at + BUCKET_BYTES, self._used))
                 host, device = self._host[piece], self._storages[0][1][piece]

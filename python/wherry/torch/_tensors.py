@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -14,20 +13,20 @@ from wherry._nodes import Object
 from wherry._types import CannotSend, Decoder, DecoderMaker, Encoder, attributes_from
 from wherry._types import check_arguments, expect, full_name, hostile, no_arguments, other_program
 from wherry.errors import Unsupported
+from wherry.torch import _private
 
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 
 
 def tensor_encoder(cls: Any) -> Encoder:
     """The encoder for a subclass of torch.Tensor, or for a tensor that the core could not read."""
-    fake = sys.modules.get("torch._subclasses.fake_tensor")
     if cls is torch.Tensor or cls is nn.Parameter:
         return _encode_unusual
     if issubclass(cls, UninitializedTensorMixin):
         raise CannotSend(
             "it has no shape and no memory yet: first initialize the module, or run it once"
         )
-    if fake is not None and issubclass(cls, fake.FakeTensor):
+    if _private.is_fake(cls):
         raise Unsupported("a FakeTensor has no memory: send the real tensor")
     if _is_plain(cls):
         return _subclass_encoder(cls)
@@ -56,7 +55,7 @@ def parameter(value: torch.Tensor, node: Any) -> Any:
 
 def as_plain(value: torch.Tensor) -> torch.Tensor:
     """A detached torch.Tensor, without the subclass, over the same memory."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with _private.DisableTorchFunctionSubclass():
         plain = value.detach().as_subclass(torch.Tensor)
         return plain.requires_grad_() if value.requires_grad else plain
 
@@ -88,7 +87,7 @@ def _subclass_decoder(arguments: dict[str, Any]) -> Decoder:
         if payload is None:
             return None
         plain = expect(payload, torch.Tensor)
-        made = torch.Tensor._make_subclass(cls, plain.detach(), plain.requires_grad)
+        made = _private.make_subclass(cls, plain)
         _types.set_attributes(made, attributes_from(arguments), "tensor")
         return made
 
@@ -165,7 +164,7 @@ ON_META = (
 
 def _encode_unusual(value: Any) -> Any:
     """Encodes a sparse tensor. Raises CannotSend for other tensors that the core cannot read."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if _private.is_functorch_wrapped_tensor(value):
         reason = (
             "it exists only inside a torch.func transform: read the state outside the transform"
         )
@@ -200,7 +199,7 @@ def _encode_sparse(value: Any) -> Object:
             name = _types.format_type_name(
                 "torch.sparse_coo", coalesced=value.is_coalesced() or None, **arguments
             )
-            return Object(name, {"indices": value._indices(), "values": value._values()})
+            return Object(name, _private.coo_parts(value))
         kind, outer, inner = _COMPRESSED[value.layout]
         parts = {
             outer: getattr(value, outer)(),
@@ -251,8 +250,7 @@ def _decode_parameter(payload: Any) -> Any:
         return nn.Parameter(payload, payload.requires_grad)
     # For other types, nn.Parameter() also sets this attribute, but first calls an operator of the
     # tensor. For a DTensor, the result could then have another mesh, from a cache of torch.
-    payload._is_param = True
-    return payload
+    return _private.mark_as_parameter(payload)
 
 
 DECODERS: dict[str, DecoderMaker] = {

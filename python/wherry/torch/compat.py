@@ -3,7 +3,7 @@
 ``PGTransport`` is Wherry's. The other names are torch's, and Wherry's transport ignores them.
 """
 
-from torch.distributed.checkpoint._pg_transport import (
+from wherry.torch._private import (
     _cast_tensor,
     _DTensorMeta,
     _prepare_state_dict,

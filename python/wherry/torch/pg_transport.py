@@ -12,6 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from wherry import _core
+from wherry._connection import receive_from
 from wherry._transfer import (
     Deadline,
     Duration,
@@ -22,13 +23,12 @@ from wherry._transfer import (
     check_callback,
     check_ranks,
     check_sources,
-    log_received,
-    log_sent,
-    raise_first,
     receive,
     reporting,
+    settle,
     to_seconds,
     transfer_options,
+    warn_if_slow,
 )
 from wherry.errors import Closed, Error
 from wherry.torch import _process_group
@@ -59,28 +59,36 @@ class _Current:
 class PGTransport:
     """Sends and receives checkpoints between the ranks of a process group.
 
-    It replaces torch's class of the same name. ``pg`` is a process group of any backend, or a
-    wrapper of one, such as torchft's. All ranks are ranks of ``pg``. They find each other through
-    its store, and the bytes take the fastest lane. ``timeout`` (a timedelta or seconds) limits each
-    call. ``state_dict`` is a function that returns a state dict. With it, states are received
-    in place, into the tensors of that dict. CUDA tensors that the dict lacks arrive on ``device``.
-    Without ``state_dict``, all tensors arrive on the CPU. ``new_device`` overrides both.
+    It replaces torch's class of the same name. All ranks are ranks of ``pg``. They find each other
+    through its store, and the bytes take the fastest lane.
 
-    Options, all by keyword; docs/python.md explains them:
+    Args:
+        pg: a process group of any backend, or a wrapper of one, such as torchft's.
+        timeout: a timedelta or seconds, for each call.
+        device: with ``state_dict``, CUDA tensors that the dict lacks arrive there. Without
+            ``state_dict``, all tensors arrive on the CPU.
+        state_dict: a function that returns a state dict. States are received into its tensors.
+        step: the step of the state. If both sides pass a step and the two differ, both fail.
+        require: with several sources, "any" continues if one is absent, "all" fails.
+        verify: check the data against digests. None: only if it crosses a network. "all": also
+            compare the bytes of several sources.
+        partial: tensors that the source lacks stay unchanged, instead of raising Mismatch.
+        lanes: such as "cma,ring"; "^cma" for all but cma; "group" for ``pg`` itself (gloo only).
+        progress: True for a tqdm bar, or a function that takes a ``wherry.Progress``.
+        allow_pickle: pickle values that cannot be sent otherwise. Both sides must set it.
+        threads: how many threads move bytes. 0: one per CPU, at most 8.
+        new_device: for new tensors. "cuda:1", for example, gets only CUDA tensors of the source.
+        keep_open: the source promises that torch keeps its CUDA memory between transfers.
+        address: "tcp://HOST:PORT" or "unix:///PATH", where the ranks connect without the store.
+        device_mesh: one or more DeviceMesh objects for new DTensors.
 
-    - ``step``: the step of the state. If both sides pass a step and the two differ, both fail.
-    - ``require``: with several sources, "any" (the default) goes on if one is absent, "all" fails.
-    - ``verify``: check the data against digests. None: only if it crosses a network. "all": also
-      compare the bytes of several sources.
-    - ``partial``: tensors that the source lacks stay unchanged, instead of raising Mismatch.
-    - ``lanes``: such as "cma,ring"; "^cma" for all but cma; "group" for ``pg`` itself (gloo only).
-    - ``progress``: True for a tqdm bar, or a function that takes a ``wherry.Progress``.
-    - ``allow_pickle``: pickle values that cannot be sent otherwise. Both sides must set it.
-    - ``threads``: how many threads move bytes. 0: one per CPU, at most 8.
-    - ``new_device``: for new tensors. "cuda:1", for example, gets only CUDA tensors of the source.
-    - ``keep_open``: the source promises that torch keeps its CUDA memory between transfers.
-    - ``device_mesh``: one or more DeviceMesh objects for new DTensors.
-    - ``address``: "tcp://HOST:PORT" or "unix:///PATH", where the ranks connect without the store.
+    Example::
+
+        transport = PGTransport(pg, timedelta(seconds=60), "cpu", state_dict=model.state_dict)
+        if dist.get_rank() == 0:
+            transport.send_checkpoint([1], model.state_dict())
+        else:
+            transport.recv_checkpoint(0)
 
     All methods are thread-safe. ``close()``, the end of a ``with`` block, or dropping the last
     reference closes the transport.
@@ -132,8 +140,6 @@ class PGTransport:
         self._finalizer = weakref.finalize(self, self._current.release)
         #: The statistics of the last successful transfer. After a send: of the slowest destination.
         self.last_stats: Stats | None = None
-        #: The outcomes of the last send, one per destination.
-        self.last_outcomes: list[Outcome] = []
 
     def send_checkpoint(
         self,
@@ -142,13 +148,29 @@ class PGTransport:
         *,
         step: int | None = None,
         timeout: Duration | None = None,
-    ) -> None:
+    ) -> list[Outcome]:
         """Sends a state to several ranks in parallel, and returns when all of them have it.
 
         The state and its tensors must not change until the call has returned or raised. If a
-        destination fails, raises the first error in the order of ``dst_ranks``; its ``outcomes``
-        has all outcomes. If a destination is slow or dead, the transfers to the
-        others still succeed and are not delayed.
+        destination is slow or dead, the transfers to the others still succeed and are not delayed.
+
+        Args:
+            dst_ranks: the destinations.
+            state_dict: the state.
+            step: instead of the step of the transport.
+            timeout: instead of the timeout of the transport.
+
+        Returns:
+            One outcome per destination.
+
+        Raises:
+            wherry.errors.Unsupported: a value cannot be sent; ``path`` says which.
+            wherry.Error: of the first of ``dst_ranks`` that failed. ``outcomes`` has all outcomes.
+
+        Example::
+
+            for outcome in transport.send_checkpoint([1, 2], state):
+                print(outcome.rank, outcome.stats)
         """
         deadline = Deadline(self._timeout if timeout is None else timeout)
         rendezvous = self._find_rendezvous()
@@ -156,9 +178,8 @@ class PGTransport:
         options = transfer_options(
             step=self._step if step is None else step, **self._options_for(rendezvous)
         )
-        self.last_outcomes = []
         if not ranks:
-            return
+            return []
         codec = TorchCodec(self._allow_pickle)
         built = _core.build(state_dict, codec)
         with (
@@ -178,11 +199,10 @@ class PGTransport:
         for one in outcomes:
             if one.error is not None:
                 one.error.rank = one.rank
-        self.last_outcomes = outcomes
         done = [one.stats for one in outcomes if one.error is None]
         self.last_stats = max(done, key=lambda stats: stats.total_seconds, default=self.last_stats)
-        log_sent(outcomes)
-        raise_first(outcomes)
+        settle(outcomes)
+        return outcomes
 
     def recv_checkpoint(
         self,
@@ -197,11 +217,25 @@ class PGTransport:
         then required on both sides. The bytes come from all of them. If one is absent, late or
         lost, the others deliver its share.
 
-        If the transport has a ``state_dict`` function, the tensors of that dict are filled, and the
-        result contains them. Tensors that the dict lacks, such as the state of an optimizer that
-        has not stepped yet, are new. If the states do not match, raises Mismatch before anything is
-        written. After a failure during the transfer, the message says how many tensors are only
-        partly written: receive again.
+        Args:
+            src_rank: the source, or several.
+            step: instead of the step of the transport.
+            timeout: instead of the timeout of the transport.
+
+        Returns:
+            The state. If the transport has a ``state_dict`` function, it contains the tensors of
+            that dict. Tensors that the dict lacks, such as the state of an optimizer that has not
+            stepped yet, are new.
+
+        Raises:
+            wherry.errors.Mismatch: the states or the steps differ. Nothing was written.
+            wherry.errors.Timeout: no source has sent the state in time.
+            wherry.Error: another failure. If ``report`` is not None, some tensors are half written:
+                receive again.
+
+        Example::
+
+            state = transport.recv_checkpoint([0, 2], step=7)
         """
         deadline = Deadline(self._timeout if timeout is None else timeout)
         rendezvous = self._find_rendezvous()
@@ -212,28 +246,26 @@ class PGTransport:
             step=step, partial=self._partial, mesh_rank=own, **self._options_for(rendezvous)
         )
         codec = TorchCodec(self._allow_pickle, rank=own, device_mesh=self._device_mesh)
+        codec.source = _process_group.global_ranks(rendezvous.pg)[0][sources[0]]
         codec.new_on(self._new_device, None if self._state_dict is None else self._device)
 
         def fetch(target: _core.State | None, options: dict[str, Any]) -> tuple[Any, Stats]:
             while True:
                 route = None
                 try:
-                    with rendezvous.route(sources, deadline, sending=False) as route:
+                    required = self._options["require"] == "all"
+                    with rendezvous.route(sources, deadline, False, required) as route:
                         options["timeout_ms"] = deadline.left_ms
-                        return route.connection.recv(route.ranks, target, codec, options)
+                        return receive_from(route.ends, sources, target, codec, options)
                 except Error as error:
-                    # The route's group may number the ranks differently.
-                    numbers = dict(zip(route.ranks if route else sources, sources))
-                    error.rank = numbers.get(error.rank or 0, sources[0])
                     if route is None or deadline.passed or len(sources) > 1:
                         raise
                     if not rendezvous.should_retry(sources[0], route, error, deadline):
                         raise
 
-        value, stats = receive(fetch, codec, self._state_dict, options, self._progress)
-        named = [one._replace(rank=rank) for rank, one in zip(sources, stats.sources)]
-        self.last_stats = dataclasses.replace(stats, sources=tuple(named))
-        log_received(sources, self.last_stats)
+        value, self.last_stats = receive(fetch, codec, self._state_dict, options, self._progress)
+        if len(sources) == 1:
+            warn_if_slow(sources[0], self.last_stats)
         return value
 
     def _options_for(self, rendezvous: Rendezvous) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 #include "group/callback/callback.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -315,8 +316,8 @@ static uint32_t capabilities_of(uint32_t flags) {
 }
 
 /** Returns the operations of a group with this table. */
-static wh_group_ops make_ops(const wherry_group_ops *ops) {
-    return (wh_group_ops){
+static wh_group_backend make_ops(const wherry_group_ops *ops) {
+    return (wh_group_backend){
         .name = "callback",
         .capabilities = capabilities_of(ops->flags),
         .send = callback_send,
@@ -387,7 +388,10 @@ wherry_status wh_callback_create(const wherry_group_ops *ops, void *context, wh_
         return wh_fail_memory(error, "a group");
     }
     callback->table = make_ops(&chosen);
-    callback->base = (wh_group){&callback->table, chosen.rank, chosen.size, mailbox};
+    callback->base = (wh_group){.ops = &callback->table, .rank = chosen.rank, .size = chosen.size, .mailbox = mailbox};
+    /* A mistyped word must not leave data unprotected. */
+    const char *encrypt = getenv("WHERRY_ENCRYPT");
+    callback->base.encrypts_all = encrypt && *encrypt && strcmp(encrypt, "control") != 0;
     callback->ops = chosen;
     callback->context = context;
     callback->incarnation = wh_clock_wall();

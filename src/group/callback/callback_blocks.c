@@ -495,9 +495,9 @@ void wherry_group_copy_runs(void *to, const struct iovec *runs, size_t skip, siz
     uint8_t *at = to;
     for (; size; runs++, skip = 0) {
         size_t part = wh_min(runs->iov_len - skip, size);
-        wh_copy_nontemporal(at, (const uint8_t *)runs->iov_base + skip, part);
+        wh_memcpy_nontemporal(at, (const uint8_t *)runs->iov_base + skip, part);
         at += part;
         size -= part;
     }
-    wh_copy_fence();
+    wh_memcpy_fence();
 }

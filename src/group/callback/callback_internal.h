@@ -135,21 +135,21 @@ typedef struct wh_callback_peer {
 
 typedef struct wh_callback {
     wh_group base;
-    wh_group_ops table; /**< The operations of `base`. */
+    wh_group_backend table; /**< The operations of `base`. */
     wherry_group_ops ops;
     void *context;
     char name[32];
     uint64_t incarnation;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    uint64_t tickets; /**< Number of requests to call the table. They are served in order. */
-    uint64_t served;  /**< Number of these calls that have ended. */
+    uint64_t tickets; /**< How many calls of the table were requested. They run in this order. */
+    uint64_t served;  /**< How many of these calls have ended. */
     /** With WHERRY_GROUP_OPS_BACKGROUND: the thread that reads. Valid if has_reader is set. */
     pthread_t reader;
     bool has_reader;
     atomic_bool ending;
     bool fenced;     /**< Other ranks know a newer incarnation of this rank. */
-    bool reading;    /**< A thread is the reader. */
+    bool reading;    /**< A thread reads from the table. */
     bool complained; /**< A block that is not a frame was logged as a warning. */
     bool greetings;  /**< At least one rank needs a HELLO. */
     bool faults;     /**< Reader: at least one rank has a fault. */
@@ -194,7 +194,7 @@ wherry_status wh_callback_signal(wh_callback *callback, int32_t rank, wh_callbac
  */
 wherry_status wh_callback_check_peer(wh_callback *callback, int32_t rank, uint64_t to, wherry_error *error);
 
-/** These functions implement the block operations of wh_group_ops with those of the table. */
+/** These functions implement the block operations of wh_group_backend with those of the table. */
 wherry_status wh_callback_put_runs(wh_group *group, int32_t rank, uint32_t channel, const struct iovec *runs,
                                    size_t count, void **operation_p, wherry_error *error);
 wherry_status wh_callback_put(wh_group *group, int32_t rank, uint32_t channel, const void *bytes, size_t size,

@@ -186,7 +186,8 @@ static void take_data(wh_callback *callback, int32_t rank, const wh_callback_fra
     wh_assembly *assembly = &callback->peers[rank].assembly;
     switch (wh_assembly_add(assembly, frame)) {
     case WH_ASSEMBLY_WHOLE: {
-        wh_message message = {WH_MESSAGE_BYTES, rank, frame->from, frame->tag, assembly->bytes, frame->total, -1};
+        wh_message message = {WH_MESSAGE_BYTES, rank,         frame->from, frame->tag,
+                              assembly->bytes,  frame->total, WH_NO_SOCKET};
         *assembly = (wh_assembly){0};
         keep_message(callback, &message);
         break;
@@ -238,7 +239,7 @@ static void deliver(void *sink, int32_t rank, const void *bytes, size_t size) {
     } else if (counts && frame.kind == WH_CALLBACK_DATA) {
         take_data(callback, rank, &frame);
     } else if (counts && frame.kind == WH_CALLBACK_BYE) {
-        wh_message gone = {.kind = WH_MESSAGE_LOST, .rank = rank, .incarnation = frame.from, .channel = -1};
+        wh_message gone = {.kind = WH_MESSAGE_LOST, .rank = rank, .incarnation = frame.from, .channel = WH_NO_SOCKET};
         keep_message(callback, &gone);
     }
 }

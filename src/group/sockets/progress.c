@@ -1,38 +1,85 @@
-/* The progress thread: accepts, dials, reads, writes, and notices who has fallen silent. */
+/* The progress thread: accepts, dials, reads, writes, and notices silent ranks. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <openssl/crypto.h>
+
 #include "base/alloc.h"
+#include "base/bytes.h"
+#include "base/checked.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "group/sockets/internal.h"
 
 #define MS UINT64_C(1000000)
 
-/**
- * How long the thread waits at most: while joining, and afterwards. How long it sends when it
- * leaves. How long it accepts nobody where there are no descriptors.
- */
-enum { WAIT_JOINING_MS = 20, WAIT_MS = 100, LEAVE_MS = 1000, DEAF_MS = 100 };
+enum {
+    WAIT_MS = 100,   /**< Maximum wait of the thread. */
+    LEAVE_MS = 1000, /**< How long the thread sends when the process leaves the group. */
+    DEAF_MS = 100,   /**< How long the thread accepts no connection if there are no descriptors. */
+    /** How long the thread accepts no connection if too many connections have not greeted. */
+    FULL_MS = 10,
+};
+
+enum {
+    /**
+     * Maximum number of connections that have not greeted. A thousand ranks that join at once wait
+     * in the listener's queue.
+     */
+    STRANGERS_MAX = 64,
+    /**
+     * After this long without a byte, such a connection is closed when a new one comes. If a
+     * thousand processes join at once, each of them waits that long for a processor.
+     */
+    STRANGER_MS = 1000,
+    /**
+     * After this long, such a connection is closed even if it sends something. So a few bytes now
+     * and then do not keep others out.
+     */
+    STRANGER_OLD_MS = 2000,
+};
 
 /**
- * Where the meeting points begin in what the thread waits for: behind the wake-up, the listener and
- * that of the shortcut.
+ * Index of the first meeting point in the list that the thread polls. Before it: the eventfd, the
+ * listener, and the listener for members on this host.
  */
 enum { FIRST_MEETING = 3 };
 
-/**
- * Whoever was met at a meeting point and is silent for so many heartbeats may be stopped: then
- * somebody else is to be met there.
- */
-enum { SUSPECT_HEARTBEATS = 2 };
+enum {
+    /**
+     * A rank that connects again, and was silent for this many heartbeats, has given up its former
+     * connection.
+     */
+    SUSPECT_HEARTBEATS = 2,
+    IDLE = 2, /**< A connection without messages for IDLE times dead_after_ms is closed. */
+};
 
 /**
- * How often a connection that is given up is read at most: a rank that never ends is not heard out.
+ * How many connections one process may have made to this one: for messages, and for data whose
+ * inbox it has not named yet. It needs a few of the former, also if links have failed, and some of
+ * the latter for each transfer. A server does not know its readers, so they get fewer of the
+ * former: each may hold an incomplete message.
  */
+enum { CONTROL_MAX = 16, READER_CONTROL_MAX = 4, DATA_MAX = 256 };
+
+/** Maximum number of reads from a connection that will be closed. A rank may send without end. */
 enum { REST_READS = 64 };
+
+/**
+ * True if a server refuses a reader: one that claims the server's own rank, or that of another
+ * reader that is there.
+ */
+static bool is_intruder(const wh_sockets *sockets, const wh_hello_fields *peer) {
+    bool there = (int32_t)peer->rank == sockets->base.rank;
+    for (const wh_connection *one = sockets->connections; one && !there; one = one->next) {
+        there = wh_connection_is_up(one) && !one->doomed && one->rank == (int32_t)peer->rank &&
+                one->incarnation != peer->incarnation;
+    }
+    return sockets->security.serves && there;
+}
 
 static wh_refusal admit(void *context, const wh_hello_fields *peer, uint64_t *newer_p) {
     const wh_sockets *sockets = context;
@@ -40,8 +87,16 @@ static wh_refusal admit(void *context, const wh_hello_fields *peer, uint64_t *ne
     if (!wh_sockets_believes(peer->incarnation)) {
         return WH_REFUSAL_AHEAD;
     }
+    if (is_intruder(sockets, peer)) {
+        return WH_REFUSAL_OTHER;
+    }
     *newer_p = peer->incarnation < known ? known : 0;
     return peer->incarnation < known ? WH_REFUSAL_STALE : WH_REFUSAL_NONE;
+}
+
+static bool give_ticket(void *context, const wh_hello_fields *peer, uint8_t ticket[WH_KEY_BYTES]) {
+    const wh_sockets *sockets = context;
+    return wh_security_ticket(&sockets->security, peer, ticket);
 }
 
 wh_hello_config wh_sockets_hello(const wh_sockets *sockets, wh_hello_purpose purpose, wh_hello_admit admitted,
@@ -51,65 +106,128 @@ wh_hello_config wh_sockets_hello(const wh_sockets *sockets, wh_hello_purpose pur
         .rank = (uint32_t)sockets->base.rank,
         .size = (uint32_t)sockets->base.size,
         .incarnation = sockets->incarnation,
+        .table = sockets->hash,
         .job = sockets->address.job,
         .address = sockets->place,
-        .secret = sockets->options.secret,
-        .secret_size = sockets->options.secret_size,
         .admit = admitted,
         .context = context,
     };
 }
 
-wh_connection *wh_sockets_add(wh_sockets *sockets, int fd, bool dialled) {
-    wherry_error error;
+void wh_sockets_choose_peer(const wh_sockets *sockets, const wh_socket *socket, wh_hello_config *config, int32_t rank,
+                            uint64_t incarnation) {
+    const wh_security *security = &sockets->security;
+    bool local = wh_is_unix(socket->fd);
+    bool one_user = security->user_key || (security->secrets.count && sockets->address.kind == WH_ADDRESS_UNIX);
+    config->other_user = local && one_user && !wh_is_same_user(socket->fd);
+    config->wants_one = rank >= 0;
+    config->wanted = (uint32_t)rank;
+    config->wanted_incarnation = local ? incarnation : 0; /* No other process has this socket. */
+}
+
+/** Begins the greeting of a connection. TLS is open if the connection has it. */
+static wherry_status greet(wh_sockets *sockets, wh_connection *connection, wherry_error *error) {
+    uint8_t binding[WH_KEY_BYTES];
+    int32_t wanted = connection->wanted;
     wh_hello_config config = wh_sockets_hello(sockets, WH_HELLO_CONTROL, admit, sockets);
-    wh_connection *connection = wh_connection_create(fd, dialled, &config, &error);
-    if (connection) {
-        connection->next = sockets->connections;
-        sockets->connections = connection;
-    } else {
-        wh_log(WHERRY_LOG_WARN, "rank %d: cannot keep a connection: %s", (int)sockets->base.rank, error.message);
+    config.ticket = give_ticket;
+    wh_sockets_choose_peer(sockets, &connection->socket, &config, wanted,
+                           wanted >= 0 ? sockets->members[wanted].incarnation : 0);
+    wh_security_greet(&sockets->security, &connection->socket, binding, &config);
+    wherry_status status = wh_connection_greet(connection, &config, error);
+    OPENSSL_cleanse(binding, sizeof(binding));
+    return status;
+}
+
+/** Begins TLS, or looks for it first, or greets. @param host  as for wh_tls_create. */
+static wherry_status secure(wh_sockets *sockets, wh_connection *connection, const char *host, wherry_error *error) {
+    wh_socket *socket = &connection->socket;
+    wh_security_look(&sockets->security);
+    if (!sockets->security.tls || wh_is_unix(socket->fd)) {
+        return greet(sockets, connection, error);
     }
+    connection->peeking = !connection->dialled;
+    return connection->peeking ? WHERRY_OK
+                               : wh_tls_create(sockets->security.tls, socket->fd, true, host, &socket->tls, error);
+}
+
+/**
+ * True if a connection that this process has accepted has shown whether it speaks TLS, or if TLS is
+ * open.
+ */
+static wherry_status begin(void *context, wh_connection *connection, uint8_t first, wherry_error *error) {
+    wh_sockets *sockets = context;
+    wh_socket *socket = &connection->socket;
+    if (connection->peeking && first == WH_TLS_FIRST_BYTE) {
+        connection->peeking = false;
+        return wh_tls_create(sockets->security.tls, socket->fd, false, NULL, &socket->tls, error);
+    }
+    return greet(sockets, connection, error);
+}
+
+wh_connection *wh_sockets_add(wh_sockets *sockets, int fd, const char *host, int32_t wanted) {
+    wherry_error error;
+    wh_connection *connection = wh_connection_create(fd, host);
+    wherry_status status = wh_check_memory(connection, &error, "a connection");
+    if (connection) {
+        connection->wanted = wanted;
+    }
+    WH_THEN(status, secure(sockets, connection, host, &error));
+    if (status != WHERRY_OK) {
+        wh_log(WHERRY_LOG_WARN, "rank %d: cannot keep a connection: %s", (int)sockets->base.rank, error.message);
+        if (connection) {
+            wh_connection_destroy(connection);
+        }
+        return NULL;
+    }
+    if (sockets->security.serves) {
+        connection->message_max = WH_READER_SHARE;
+        connection->pool = &sockets->pool;
+    }
+    connection->number = ++sockets->numbers;
+    connection->told = sockets->news;
+    connection->next = sockets->connections;
+    sockets->connections = connection;
     return connection;
 }
 
-/** Whether the other side has closed the connection, whatever is left to be read of it. */
+/** True if the other side has closed the connection, even if there is still something to read. */
 static bool has_gone(const wh_connection *connection) {
-    struct pollfd at = {connection->fd, POLLRDHUP, 0};
+    struct pollfd at = {connection->socket.fd, POLLRDHUP, 0};
     return poll(&at, 1, 0) == 1;
 }
 
 /**
- * Whether something has come that nobody has read yet: this process was stopped, or had no
- * processor.
+ * True if bytes have arrived that nobody has read yet. This happens if this process was stopped, or
+ * had no processor.
  */
 static bool has_unread(const wh_connection *connection) {
-    struct pollfd at = {connection->fd, POLLIN, 0};
+    struct pollfd at = {connection->socket.fd, POLLIN, 0};
     return poll(&at, 1, 0) == 1;
 }
 
-/** Another connection that messages to a rank can go over. */
+/** Returns another connection to a rank that can carry messages. */
 static wh_connection *find_up(const wh_sockets *sockets, int32_t rank, uint64_t incarnation) {
     wh_connection *one = sockets->connections;
-    while (one && (one->doomed || !wh_connection_is_up(one) || one->rank != rank || one->incarnation != incarnation)) {
+    while (one && (one->doomed || one->parting || !wh_connection_is_up(one) || one->rank != rank ||
+                   one->incarnation != incarnation)) {
         one = one->next;
     }
     return one;
 }
 
 /**
- * Whether messages are to go over a connection. Where there is a shortcut to the rank, they wait
- * for that: one that was met at a meeting point, or has dialled this one's place, is left for the
- * tables. A connection that this side has dialled for messages is the best that can be had.
+ * True if a connection may carry messages. If there is a shortcut to the rank, messages wait for
+ * it. A connection from a meeting point, or one that the rank has made to this one's place, then
+ * carries only tables. A connection that this side has dialled for messages is always the best
+ * possible one.
  */
 static bool is_for_messages(const wh_sockets *sockets, const wh_connection *connection) {
-    int family = 0;
-    socklen_t size = sizeof(family);
     return connection->wanted >= 0 || !wh_shortcut_leads_to(sockets, sockets->members[connection->rank].place) ||
-           (getsockopt(connection->fd, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && family == AF_UNIX);
+           wh_is_unix(connection->socket.fd);
 }
 
-/** Notes that a rank cannot be reached; whoever waits on it is told. */
+/** Records that a rank cannot be reached, and wakes the threads that wait for it. */
 static void note_failure(wh_sockets *sockets, int32_t rank, uint64_t incarnation, const char *reason) {
     wh_member *member = sockets->members + rank;
     if (member->incarnation != incarnation) {
@@ -118,15 +236,16 @@ static void note_failure(wh_sockets *sockets, int32_t rank, uint64_t incarnation
     wh_log(WHERRY_LOG_DEBUG, "rank %d lost rank %d: %s", (int)sockets->base.rank, (int)rank, reason);
     member->failures++;
     member->wanted = false;
+    member->gone = true;
     snprintf(member->reason, sizeof(member->reason), "%.*s", (int)sizeof(member->reason) - 1, reason);
     wh_mailbox_lose(sockets->base.mailbox, rank, incarnation, reason);
     pthread_cond_broadcast(&sockets->changed);
 }
 
 /**
- * The rank has connected again, and the connection that was used for messages is silent: the rank
- * has given it up, and this side had not noticed yet. The loss is noted now. Noted later, it would
- * end conversations that have begun over the new connection.
+ * The rank has connected again, and the former connection is silent. So the rank has given up the
+ * former connection, and this side has not noticed yet. This side records the loss now, because a
+ * later loss would end conversations that began over the new connection.
  */
 static void give_up_silent(wh_sockets *sockets, const wh_connection *fresh) {
     wh_connection *old = sockets->members[fresh->rank].connection;
@@ -141,36 +260,136 @@ static void give_up_silent(wh_sockets *sockets, const wh_connection *fresh) {
     note_failure(sockets, fresh->rank, fresh->incarnation, "it was silent, and has connected again");
 }
 
+/** True if the process at the other end has made too many connections. */
+static bool is_one_too_many(const wh_sockets *sockets, const wh_connection *connection) {
+    size_t count = 0;
+    size_t most = connection->data ? DATA_MAX : sockets->security.serves ? READER_CONTROL_MAX : CONTROL_MAX;
+    for (const wh_connection *one = sockets->connections; one; one = one->next) {
+        count += !one->dialled && !one->doomed && one->rank == connection->rank &&
+                 one->incarnation == connection->incarnation && one->data == connection->data;
+    }
+    return !connection->dialled && count > most;
+}
+
 static bool greeted(void *context, wh_connection *connection, const wh_hello_fields *peer) {
     wh_sockets *sockets = context;
-    if ((connection->wanted >= 0 && connection->wanted != connection->rank) ||
-        !wh_sockets_learn(sockets, peer->rank, peer->incarnation, peer->address)) {
+    if (is_one_too_many(sockets, connection) ||
+        !wh_sockets_learn(sockets, peer->rank, peer->incarnation, peer->address, connection->number)) {
         return false;
     }
     if (connection->data) {
         return true;
     }
     if (!wh_mailbox_incarnation(sockets->base.mailbox, connection->rank) && has_gone(connection)) {
-        /* the greeting of a process that was lost meanwhile: it is not back */
+        /* The greeting is from a process that was lost in the meantime. It is not back. */
         connection->doomed = true;
         return true;
     }
     wh_member *member = sockets->members + peer->rank;
+    const uint8_t *ticket = wh_hello_ticket_of(connection->hello);
+    if (ticket) {
+        memcpy(member->ticket, ticket, sizeof(member->ticket));
+        member->ticket_of = peer->incarnation;
+    }
     give_up_silent(sockets, connection);
     wh_mailbox_admit(sockets->base.mailbox, connection->rank, peer->incarnation);
-    bool first = !member->connection || member->connection->doomed;
+    member->gone = false;
     if (connection->meeting >= 0) {
         wh_meeting_note_answer(sockets, connection->meeting);
-        bool known = !first || find_up(sockets, connection->rank, connection->incarnation);
-        /* it was met before */
-        connection->doomed |= known && sockets->meetings[connection->meeting].shared;
     }
-    if (first && !connection->doomed && is_for_messages(sockets, connection)) {
+    if ((!member->connection || member->connection->doomed) && is_for_messages(sockets, connection)) {
         member->connection = connection;
     }
     member->wanted = member->wanted && !member->connection;
+    wh_members_begin(sockets, connection, peer->table);
     pthread_cond_broadcast(&sockets->changed);
-    return wh_sockets_send_table(sockets, connection);
+    return true;
+}
+
+/**
+ * True if no messages have used a connection for a long time, and nobody needs to notice its end.
+ */
+static bool is_idle(wh_sockets *sockets, const wh_connection *one, uint64_t now) {
+    return !one->met && !one->out.first && !one->in_message && !sockets->members[one->rank].wanted &&
+           now - one->used > IDLE * sockets->options.dead_after_ms * MS &&
+           !wh_mailbox_needs(sockets->base.mailbox, one->rank) && !wh_barrier_needs(sockets, one->rank);
+}
+
+/** Stops using a connection for messages. Its end is then no loss. */
+static void part(wh_sockets *sockets, wh_connection *connection) {
+    wh_member *member = sockets->members + connection->rank;
+    connection->parting = connection->mourned = true;
+    if (member->connection == connection) {
+        member->connection = NULL;
+    }
+    pthread_cond_broadcast(&sockets->changed);
+}
+
+/**
+ * The side that dialled asks to close the connection. This side agrees with an answer. Until the
+ * answer has come, the other side may not ask again: answers that it does not read would pile up.
+ */
+static bool take_idle(wh_sockets *sockets, wh_connection *connection) {
+    if (connection->dialled) {
+        part(sockets, connection);
+        connection->doomed = true;
+        return true;
+    }
+    if (connection->parting || connection->declines) {
+        return false;
+    }
+    if (connection->out.first) {
+        connection->declines = true;
+        return true;
+    }
+    /* Wait only half as long here, because the two sides measure from different moments. */
+    bool agreed = is_idle(sockets, connection, wh_clock_now() + sockets->options.dead_after_ms * MS);
+    if (agreed) {
+        part(sockets, connection);
+    }
+    return wh_connection_queue(connection, agreed ? WH_FRAME_IDLE : WH_FRAME_PONG, NULL, 0);
+}
+
+/** Queues a PING or a PONG with the hash of the table. */
+static bool queue_hash(const wh_sockets *sockets, wh_connection *connection, uint8_t type) {
+    uint8_t hash[8];
+    wh_store_be64(hash, sockets->hash);
+    return wh_connection_queue(connection, type, hash, sizeof(hash));
+}
+
+static bool take_hash(wh_sockets *sockets, wh_connection *connection, uint8_t type, const uint8_t *bytes, size_t size) {
+    if (type == WH_FRAME_PONG && !size && connection->dialled) {
+        connection->parting = false; /* The other side needs the connection. */
+        connection->used = wh_clock_now();
+        pthread_cond_broadcast(&sockets->changed);
+        return true;
+    }
+    if (size != 8) {
+        return false;
+    }
+    wh_members_compare(sockets, connection, wh_load_be64(bytes));
+    /* A side that does not read answers gets no more of them. */
+    return type != WH_FRAME_PING || connection->out.first || connection->parting ||
+           queue_hash(sockets, connection, WH_FRAME_PONG);
+}
+
+static bool take_frame(void *context, wh_connection *connection, uint8_t type, const uint8_t *bytes, size_t size) {
+    wh_sockets *sockets = context;
+    switch (type) {
+    case WH_FRAME_TABLE:
+        return wh_sockets_take_table(sockets, connection, bytes, size);
+    case WH_FRAME_PING:
+    case WH_FRAME_PONG:
+        return take_hash(sockets, connection, type, bytes, size);
+    case WH_FRAME_IDLE:
+        return size == 0 && (connection->parting || !connection->dialled) && take_idle(sockets, connection);
+    case WH_FRAME_ARRIVED:
+        return !wh_sockets_is_star(sockets) && wh_barrier_take_arrived(sockets, connection, bytes, size);
+    case WH_FRAME_MISSING:
+        return !wh_sockets_is_star(sockets) && wh_barrier_take_missing(sockets, bytes, size);
+    default:
+        return false;
+    }
 }
 
 static bool take_message(void *context, wh_message *message) {
@@ -185,19 +404,35 @@ static bool take_message(void *context, wh_message *message) {
 }
 
 /**
- * What a failed greeting says: a newer incarnation of this rank is there, or the way it was
+ * True if a refusal from there may end this process's rank. Over a data connection in clear text,
+ * it may be forged. What a reader says of a server's rank does not count.
+ */
+static bool is_believed(const wh_sockets *sockets, const wh_connection *connection) {
+    const wh_security *security = &sockets->security;
+    return !security->serves && (!security->tls || connection->socket.tls || wh_is_unix(connection->socket.fd));
+}
+
+/**
+ * Records why a greeting failed: a newer incarnation of this rank exists, or the other side has
  * refused.
  */
 static void heed_refusal(wh_sockets *sockets, const wh_connection *connection, const wherry_error *error) {
-    if (wh_hello_refusal(connection->hello) == WH_REFUSAL_OWN_RANK) {
-        return; /* this process has dialled itself, at a meeting point that it shares */
+    wh_refusal refusal = connection->hello ? wh_hello_refusal(connection->hello) : WH_REFUSAL_NONE;
+    if (refusal == WH_REFUSAL_OWN_RANK) {
+        return; /* This process has dialled itself. */
     }
-    bool stale = error->status == WHERRY_REFUSED && wh_hello_refusal(connection->hello) == WH_REFUSAL_STALE &&
-                 wh_hello_peer(connection->hello);
+    bool stale = error->status == WHERRY_REFUSED && refusal == WH_REFUSAL_STALE && wh_hello_peer(connection->hello) &&
+                 is_believed(sockets, connection);
     if (stale) {
         wh_sockets_outdo(sockets, wh_hello_newer(connection->hello));
     } else if (connection->meeting >= 0 && error->status != WHERRY_PEER_LOST) {
         sockets->refusal = *error;
+        sockets->other_user = refusal == WH_REFUSAL_USER;
+        if (refusal == WH_REFUSAL_SECRET) {
+            /* It does not matter which side has noticed this first. */
+            sockets->refusal.status = WHERRY_BAD_SECRET;
+        }
+        pthread_cond_broadcast(&sockets->changed);
     }
     if (!connection->dialled && error->status != WHERRY_PEER_LOST) {
         wh_log(WHERRY_LOG_WARN, "rank %d turned a connection away: %s", (int)sockets->base.rank, error->message);
@@ -205,12 +440,12 @@ static void heed_refusal(wh_sockets *sockets, const wh_connection *connection, c
 }
 
 /**
- * Takes what a rank has said already over a connection that is about to be given up, such as its
- * last words.
+ * Reads what a rank has already sent over a connection that will be closed, such as its last
+ * message.
  */
 static void hear_rest(wh_sockets *sockets, wh_connection *connection) {
-    const wh_connection_events handlers = {greeted, take_message, wh_sockets_take_table, sockets};
-    struct pollfd at = {connection->fd, POLLIN, 0};
+    const wh_connection_events handlers = {begin, greeted, take_message, take_frame, sockets};
+    struct pollfd at = {connection->socket.fd, POLLIN, 0};
     bool up = wh_connection_is_up(connection) && !connection->reading;
     for (int i = 0; up && i < REST_READS && poll(&at, 1, 0) == 1; i++) {
         up = wh_connection_read(connection, &handlers, NULL) == WHERRY_OK;
@@ -227,8 +462,8 @@ void wh_sockets_hear_out(wh_sockets *sockets, int64_t rank) {
 }
 
 /**
- * What the end of a connection, which is in no list any more, means for the rank at its other end:
- * its loss, unless there is another way to it.
+ * A connection has ended and is in no list any more. The rank at its other end is lost, unless
+ * another connection can carry messages.
  */
 static void note_end(wh_sockets *sockets, const wh_connection *connection, int32_t rank, const char *reason) {
     wh_member *member = sockets->members + rank;
@@ -240,8 +475,8 @@ static void note_end(wh_sockets *sockets, const wh_connection *connection, int32
     wh_connection *other = find_up(sockets, rank, incarnation);
     if (used && wh_connection_is_up(connection)) {
         /*
-         * Messages were on their way over this one: the rank cannot be told from one that was lost.
-         * It is dialled anew.
+         * Messages were on their way over this connection, so it counts as a loss. The rank is
+         * dialled again.
          */
         while (other) {
             other->doomed = other->mourned = true;
@@ -249,7 +484,7 @@ static void note_end(wh_sockets *sockets, const wh_connection *connection, int32
             other = find_up(sockets, rank, incarnation);
         }
     } else if (!member->connection && (used || connection->wanted == rank)) {
-        member->connection = other; /* where the shortcut cannot be had, what there is has to do */
+        member->connection = other; /* Without a shortcut, use the connection that exists. */
         pthread_cond_broadcast(&sockets->changed);
     }
     if (!member->connection && !other) {
@@ -263,7 +498,7 @@ static void close_connection(wh_sockets *sockets, wh_connection **at, const wher
     *at = connection->next;
     wh_log(WHERRY_LOG_DEBUG, "rank %d: connection to rank %d ends: %s", (int)sockets->base.rank, (int)connection->rank,
            error ? error->message : "given up");
-    if (connection->hello && error) {
+    if ((connection->hello || connection->rank < 0) && error) {
         heed_refusal(sockets, connection, error);
         if (connection->meeting >= 0 && error->status == WHERRY_PEER_LOST) {
             wh_meeting_note_fault(sockets, error->message);
@@ -298,8 +533,8 @@ static bool is_dialled(const wh_sockets *sockets, int32_t rank) {
 }
 
 /**
- * Takes a connection for messages that was left unused for a better one, which cannot be had.
- * @return false where there is none.
+ * Uses a connection that was not used for messages because a better one was expected, which failed.
+ * @return false if there is none.
  */
 static bool use_another(wh_sockets *sockets, int32_t rank, uint64_t incarnation) {
     wh_member *member = sockets->members + rank;
@@ -311,90 +546,144 @@ static bool use_another(wh_sockets *sockets, int32_t rank, uint64_t incarnation)
     return member->connection != NULL;
 }
 
-/** Dials the members that somebody wants to talk to. */
+/** Dials the members that threads wait for. */
 static void serve_wanted(wh_sockets *sockets) {
     for (int32_t rank = 0; rank < sockets->base.size; rank++) {
         wh_member *member = sockets->members + rank;
         if (!member->wanted || member->connection || !member->incarnation || is_dialled(sockets, rank)) {
             continue;
         }
-        int fd = wh_sockets_dial(sockets, member->place);
-        if (fd < 0 && errno == EAGAIN) {
+        int fd = sockets->security.serves ? -1 : wh_sockets_dial(sockets, member->place);
+        if (fd < 0 && !sockets->security.serves && errno == EAGAIN) {
             continue;
         }
         if (fd < 0) {
-            const char *reason = strerror(errno);
+            const char *reason =
+                sockets->security.serves ? "a server does not connect to its readers" : strerror(errno);
             if (!use_another(sockets, rank, member->incarnation)) {
                 note_failure(sockets, rank, member->incarnation, reason);
             }
             continue;
         }
-        wh_connection *connection = wh_sockets_add(sockets, fd, true);
-        if (connection) {
-            connection->wanted = rank;
-        }
+        char host[WH_PLACE_MAX];
+        wh_sockets_add(sockets, fd, wh_sockets_host(sockets, member->place, host), rank);
     }
 }
 
-/** Whether nothing has come over a connection for too long. */
+/** True if nothing has come over a connection for too long. */
 static bool is_silent(const wh_sockets *sockets, const wh_connection *one, uint64_t now) {
     bool up = wh_connection_is_up(one);
+    uint64_t since = up ? one->heard : one->born;
     uint64_t limit = sockets->options.dead_after_ms * MS;
-    if (!up && one->meeting >= 0 && sockets->meetings[one->meeting].patience < limit) {
-        limit = sockets->meetings[one->meeting].patience;
-    }
-    return now - (up ? one->heard : one->born) > limit && !has_unread(one);
+    /* A connection that has not greeted gets no third chance, whatever it sends. */
+    return now > since + limit && ((!up && now > since + 2 * limit) || !has_unread(one));
 }
 
-/** Says that this side is alive, and gives up the other where it has not for too long. */
-static void watch_silence(wh_sockets *sockets) {
-    uint64_t now = wh_clock_now();
+/**
+ * Gives up connections over which nothing has come for too long. The side that dialled sends a PING
+ * if nothing was sent or received for a while, and the other side answers. So nobody pings more
+ * ranks than it has dialled.
+ */
+static void watch_silence(wh_sockets *sockets, uint64_t now) {
+    uint64_t beat = sockets->options.heartbeat_ms * MS;
     wh_connection **at = &sockets->connections;
     while (*at) {
         wh_connection *one = *at;
-        bool up = wh_connection_is_up(one);
         if (is_silent(sockets, one, now)) {
             wherry_error silent = {.status = WHERRY_PEER_LOST, .message = "nothing was heard from it for too long"};
-            if (one->meeting >= 0) {
-                wh_meeting_note_silence(sockets, one->meeting);
+            if (one->meeting >= 0 && one->rank < 0) {
+                wh_meeting_note_silence(sockets, one);
             }
             close_connection(sockets, at, &silent);
             continue;
         }
-        if (up && one->meeting >= 0 && now - one->heard > SUSPECT_HEARTBEATS * sockets->options.heartbeat_ms * MS) {
-            one->meeting = -1;
-        }
-        if (up && now - one->said > sockets->options.heartbeat_ms * MS) {
-            wh_connection_queue(one, WH_FRAME_PING, NULL, 0);
-        }
         at = &one->next;
+        if (one->declines && !one->out.first) {
+            one->declines = false;
+            one->doomed |= !wh_connection_queue(one, WH_FRAME_PONG, NULL, 0);
+        }
+        if (!wh_connection_is_up(one) || !one->dialled || one->doomed || one->parting) {
+            continue;
+        }
+        if (is_idle(sockets, one, now)) {
+            one->parting = true;
+            one->doomed = !wh_connection_queue(one, WH_FRAME_IDLE, NULL, 0);
+        } else if (now > one->pinged + beat && (now > one->said + beat || now > one->heard + beat)) {
+            one->pinged = now;
+            one->doomed = !queue_hash(sockets, one, WH_FRAME_PING);
+        }
     }
 }
 
-static void accept_all(wh_sockets *sockets, int listener) {
+/**
+ * Makes room for another connection that has not greeted: closes the oldest silent one. If none is
+ * silent, closes the oldest one, unless it is still young. @return false if there is no room now.
+ */
+static bool make_room(wh_sockets *sockets, uint64_t now) {
+    size_t strangers = 0;
+    wh_connection **oldest = NULL;
+    wh_connection **silent = NULL;
+    for (wh_connection **at = &sockets->connections; *at; at = &(*at)->next) {
+        /* A reader could otherwise greet for data without end, and never name an inbox. */
+        bool waits = sockets->security.serves && (*at)->data;
+        if (!(*at)->dialled && ((*at)->rank < 0 || waits)) {
+            strangers++;
+            /* New connections are put at the front, also after `now`. */
+            oldest = at;
+            silent = now >= (*at)->heard + STRANGER_MS * MS ? at : silent;
+        }
+    }
+    if (strangers < STRANGERS_MAX) {
+        return true;
+    }
+    bool old = now >= (*oldest)->born + STRANGER_OLD_MS * MS;
+    if (silent || old) {
+        close_connection(sockets, silent ? silent : oldest, NULL);
+    }
+    return silent || old;
+}
+
+static void accept_all(wh_sockets *sockets, int listener, bool met) {
     int fd = -1;
-    while (listener >= 0 && (fd = wh_accept(listener)) >= 0) {
-        wh_sockets_add(sockets, fd, false);
+    uint64_t now = wh_clock_now();
+    bool room = true;
+    while (listener >= 0 && (room = make_room(sockets, now)) && (fd = wh_accept(listener)) >= 0) {
+        if (sockets->security.reads) {
+            close(fd); /* Nobody has a reason to connect to a reader. */
+            continue;
+        }
+        wh_connection *connection = wh_sockets_add(sockets, fd, NULL, -1);
+        if (connection) {
+            connection->met = met;
+        }
+    }
+    if (!room) {
+        sockets->deaf_until = now + FULL_MS * MS;
+        return;
     }
     if (listener >= 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
         wh_log(WHERRY_LOG_WARN, "rank %d cannot accept a connection: %s", (int)sockets->base.rank, strerror(errno));
-        /* poll() would say at once that somebody is waiting */
+        /* Otherwise poll() would report the waiting connection at once. */
         sockets->deaf_until = wh_clock_now() + DEAF_MS * MS;
     }
 }
 
-/** Makes a channel of the connection that *at points to, for whoever has an inbox open for it. */
+/** Makes the connection that *at points to a channel, and gives it to the inbox. */
 static void hand_channel(wh_sockets *sockets, wh_connection **at) {
     wh_connection *connection = *at;
     *at = connection->next;
     wh_message message = {WH_MESSAGE_CHANNEL, connection->rank, connection->incarnation, connection->tag, NULL, 0,
-                          connection->fd};
+                          connection->socket};
     uint8_t answer =
         wh_mailbox_has_inbox(sockets->base.mailbox, connection->tag) ? (uint8_t)WH_ATTACHED : (uint8_t)WH_NOT_ATTACHED;
-    connection->fd = -1;
+    connection->socket = WH_NO_SOCKET;
     wh_connection_destroy(connection);
-    /* The first byte on this way: it always has room. */
-    bool told = send(message.channel, &answer, 1, MSG_NOSIGNAL) == 1;
+    if (message.channel.tls) {
+        wh_tls_set_bulk(message.channel.tls);
+    }
+    /* This is the first byte in this direction, so it always fits. */
+    struct iovec first = {&answer, 1};
+    bool told = wh_socket_write(&message.channel, &first, 1) == 1 && wh_socket_flush(&message.channel) == 0;
     wherry_error error;
     if (!told || answer != WH_ATTACHED) {
         wh_message_clear(&message);
@@ -405,7 +694,7 @@ static void hand_channel(wh_sockets *sockets, wh_connection **at) {
 }
 
 void wh_sockets_serve(wh_sockets *sockets, wh_connection **at, short events) {
-    const wh_connection_events handlers = {greeted, take_message, wh_sockets_take_table, sockets};
+    const wh_connection_events handlers = {begin, greeted, take_message, take_frame, sockets};
     wh_connection *connection = *at;
     wherry_error error;
     wherry_status status = WHERRY_OK;
@@ -415,14 +704,20 @@ void wh_sockets_serve(wh_sockets *sockets, wh_connection **at, short events) {
     if (status == WHERRY_OK && wh_connection_wants_to_write(connection)) {
         status = wh_connection_write(connection, &error);
         pthread_cond_broadcast(&sockets->changed);
-        /* the other side reads no more; what it has said before still holds */
+        /*
+         * The other side reads no more. But the bytes that it has sent are still valid, and may say
+         * why.
+         */
         if (status != WHERRY_OK) {
             hear_rest(sockets, connection);
+            if (connection->broken != WHERRY_OK && connection->broken != WHERRY_PEER_LOST) {
+                status = wh_connection_read(connection, &handlers, &error);
+            }
         }
     }
     if (status != WHERRY_OK) {
         close_connection(sockets, at, &error);
-    } else if (connection->attached && !connection->hello) { /* this side's greeting has gone out */
+    } else if (connection->attached && !connection->hello) { /* This side has sent its greeting. */
         hand_channel(sockets, at);
     }
 }
@@ -435,13 +730,11 @@ bool wh_watch_add(wh_watch *watch, int fd, short events) {
     return true;
 }
 
-/**
- * Watches the wake-up, the listeners and the connections, but for what a waiting thread reads from.
- */
+/** Watches the eventfd, the listeners, and the connections that no waiting thread reads. */
 static bool watch_all(wh_sockets *sockets, wh_watch *watch, uint64_t now) {
-    bool guest = wh_sockets_has_guest(sockets, now);
+    bool pumped = wh_sockets_is_pumped(sockets, now);
     watch->count = 0;
-    sockets->reading = !guest;
+    sockets->reading = !pumped;
     bool deaf = now < sockets->deaf_until;
     bool ok = wh_watch_add(watch, sockets->wake, POLLIN) &&
               wh_watch_add(watch, deaf ? -1 : sockets->listener, POLLIN) &&
@@ -451,14 +744,14 @@ static bool watch_all(wh_sockets *sockets, wh_watch *watch, uint64_t now) {
     }
     for (wh_connection *one = sockets->connections; one && ok; one = one->next) {
         bool writes = wh_connection_wants_to_write(one);
-        bool left = guest && one->guest_slot && !writes;
+        bool left = pumped && one->pump_slot && !writes;
         one->slot = watch->count;
-        ok = wh_watch_add(watch, left ? -1 : one->fd, (short)(POLLIN | (writes ? POLLOUT : 0)));
+        ok = wh_watch_add(watch, left ? -1 : one->socket.fd, (short)(POLLIN | (writes ? POLLOUT : 0)));
     }
     return ok;
 }
 
-/** Serves what poll() found. Connections that came since have no slot. */
+/** Serves what poll() has found. Connections that were added meanwhile have no slot. */
 static void serve_ready(wh_sockets *sockets, const wh_watch *watch) {
     uint64_t wakes;
     if (watch->fds[0].revents && read(sockets->wake, &wakes, sizeof(wakes)) < 0) {
@@ -473,25 +766,32 @@ static void serve_ready(wh_sockets *sockets, const wh_watch *watch) {
     }
     for (size_t i = 1; i < FIRST_MEETING + sockets->meeting_count; i++) {
         if (watch->fds[i].revents) {
-            accept_all(sockets, i == 1   ? sockets->listener
-                                : i == 2 ? sockets->shortcut
-                                         : sockets->meetings[i - FIRST_MEETING].listener);
+            bool met = i >= FIRST_MEETING;
+            accept_all(sockets,
+                       met      ? sockets->meetings[i - FIRST_MEETING].listener
+                       : i == 1 ? sockets->listener
+                                : sockets->shortcut,
+                       met);
         }
     }
 }
 
 static bool has_queued(const wh_sockets *sockets) {
     for (const wh_connection *one = sockets->connections; one; one = one->next) {
-        if (wh_connection_is_up(one) && one->out.queued) {
+        if (wh_connection_is_up(one) && (one->out.queued || wh_socket_unsent(&one->socket))) {
             return true;
         }
     }
-    return false;
+    return wh_barrier_owes(sockets);
 }
 
-/** Makes room for the incarnation that has taken this one's place. */
+/**
+ * Closes everything because a newer incarnation has taken this rank. Sends the remaining news
+ * first, because nobody else may have it.
+ */
 static void withdraw(wh_sockets *sockets) {
     wh_meetings_close(sockets);
+    wh_members_tell(sockets, INT64_MAX);
     for (wh_connection *one = sockets->connections; one; one = one->next) {
         one->doomed = true;
     }
@@ -504,18 +804,26 @@ void *wh_sockets_progress(void *context) {
     pthread_mutex_lock(&sockets->lock);
     while (!sockets->stopping || (has_queued(sockets) && !wh_deadline_passed(leaving))) {
         uint64_t now = wh_clock_now();
+        uint64_t next = now + WAIT_MS * MS;
         if (sockets->stopping) {
             leaving = wh_deadline_earlier(leaving, wh_deadline_in_ms(LEAVE_MS));
+            wh_members_tell(sockets, INT64_MAX);
         } else if (sockets->fenced) {
             withdraw(sockets);
         } else {
             wh_meetings_serve(sockets, now);
-            serve_wanted(sockets);
+            next = wh_min(next, wh_meetings_next(sockets));
         }
-        watch_silence(sockets);
+        if (!sockets->fenced) {
+            next = wh_min(next, wh_barrier_tell(sockets, now));
+            serve_wanted(sockets);
+            next = wh_min(next, wh_members_tell(sockets, now));
+        }
+        next = wh_min(next, now < sockets->deaf_until ? sockets->deaf_until : next);
+        watch_silence(sockets, now);
         close_doomed(sockets);
         bool watching = watch_all(sockets, &watch, now);
-        int wait = wh_sockets_guest_ms(sockets, now, sockets->joined ? WAIT_MS : WAIT_JOINING_MS);
+        int wait = wh_sockets_wait_ms(sockets, now, (int)((next > now ? next - now : 0) / MS) + 1);
         pthread_mutex_unlock(&sockets->lock);
         poll(watch.fds, watching ? watch.count : 0, wait);
         pthread_mutex_lock(&sockets->lock);

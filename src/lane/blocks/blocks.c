@@ -53,7 +53,7 @@ static uint8_t part_here(const wh_lane_site *site) {
  * that it used.
  */
 static wherry_status next_channel(uint32_t *channel_p, wherry_error *error) {
-    static atomic_uint next; /* 0: the first channel is not chosen yet */
+    static atomic_uint next; /* 0 if the first channel is not chosen yet. */
     unsigned none = 0;
     uint16_t random;
     if (atomic_load(&next) == 0) {
@@ -66,9 +66,7 @@ static wherry_status next_channel(uint32_t *channel_p, wherry_error *error) {
 
 static wherry_status new_end(const wh_lane_site *site, const terms *agreed, wh_lane_end **end_p, wherry_error *error) {
     wh_blocks_end *own = wh_alloc_zeroed(1, sizeof(*own));
-    if (!own) {
-        return wh_fail_memory(error, "a lane");
-    }
+    WH_TRY_ALLOC(own, error, "a lane");
     own->base.workers = 1;
     own->site = site;
     own->channel = agreed->channel;
@@ -263,10 +261,9 @@ static void divide_put(wh_blocks_end *own, wh_block *block) {
 static wherry_status put_runs(wh_blocks_end *own, wh_block *block, wherry_error *error) {
     wh_group *group = own->site->group;
     size_t bytes;
-    if (!WH_RESERVE(block->runs, block->run_capacity,
-                    wh_min((size_t)(block->cursor.end - block->cursor.at), block->size))) {
-        return wh_fail_memory(error, "a block");
-    }
+    WH_TRY_ALLOC(WH_RESERVE(block->runs, block->run_capacity,
+                            wh_min((size_t)(block->cursor.end - block->cursor.at), block->size)),
+                 error, "a block");
     size_t count = wh_run_cursor_window(&block->cursor, NULL, block->runs, block->run_capacity, block->size, &bytes);
     return wh_site_blame(
         own->site,
@@ -280,10 +277,8 @@ static wherry_status begin_put(wh_blocks_end *own, wh_block *block, wherry_error
         return put_runs(own, block, error);
     }
     if (!block->in_place) {
-        if (!use_scratch(block)) {
-            return wh_fail_memory(error, "a block");
-        }
-        wh_run_cursor_pack(&block->cursor, block->bytes, block->size);
+        WH_TRY_ALLOC(use_scratch(block), error, "a block");
+        wh_run_cursor_pack(&block->cursor, block->bytes, block->size, NULL);
     }
     return wh_site_blame(
         own->site,
@@ -354,7 +349,6 @@ static wherry_status begin_get(wh_blocks_end *own, wh_block *block, wherry_error
 
 /** Handles a part that has arrived: hashes it while it is in the CPU cache, and unpacks it. */
 static wherry_status end_part(wh_blocks_end *own, const wh_sink *sink, wh_block *block, wherry_error *error) {
-    wherry_digest digest;
     if (sink->verify) {
         if (!own->hashing) {
             wh_digester_begin(own->digester);
@@ -363,16 +357,10 @@ static wherry_status end_part(wh_blocks_end *own, const wh_sink *sink, wh_block 
         own->hashing = block->chunks == 0;
     }
     if (!block->in_place) {
-        wh_run_cursor_unpack(&block->cursor, block->bytes, block->size);
+        wh_run_cursor_unpack(&block->cursor, block->bytes, block->size, NULL);
     }
     sink->moved(sink->context, block->size);
-    if (!block->chunks) {
-        return WHERRY_OK;
-    }
-    if (sink->verify) {
-        digest = wh_digester_end(own->digester);
-    }
-    return sink->close(sink->context, block->landing, sink->verify ? &digest : NULL, NULL, error);
+    return block->chunks ? wh_sink_close(sink, block->landing, own->digester, NULL, error) : WHERRY_OK;
 }
 
 static wherry_status end_get(wh_blocks_end *own, const void *what, wh_block *block, wherry_error *error) {
@@ -388,18 +376,18 @@ static wherry_status end_get(wh_blocks_end *own, const void *what, wh_block *blo
          * Hash the chunk in the memory where it arrived. In this memory, the chunk is one run, and
          * it is in the CPU cache.
          */
-        struct iovec whole = {from, landing->segments.bytes};
-        wherry_digest digest;
+        size_t size = landing->segments.bytes;
         if (!block->in_place) {
             wh_run_cursor cursor = wh_run_cursor_at(&landing->segments);
-            wh_run_cursor_unpack(&cursor, from, whole.iov_len);
+            wh_run_cursor_unpack(&cursor, from, size, NULL);
         }
         if (sink->verify) {
-            digest = wh_digest_of(own->digester, &whole, 1);
+            wh_digester_begin(own->digester);
+            wh_digester_add(own->digester, from, size);
         }
-        from += whole.iov_len;
-        sink->moved(sink->context, whole.iov_len);
-        status = sink->close(sink->context, landing, sink->verify ? &digest : NULL, NULL, error);
+        from += size;
+        sink->moved(sink->context, size);
+        status = wh_sink_close(sink, landing, own->digester, NULL, error);
     }
     return status;
 }
@@ -486,9 +474,7 @@ static wherry_status begin_some(wh_blocks_end *own, const side *s, wherry_error 
     }
     while (status == WHERRY_OK && (own->left || !own->given) && has_room(own, s)) {
         wh_block *block = next_block(own);
-        if (!block) {
-            return wh_fail_memory(error, "a block");
-        }
+        WH_TRY_ALLOC(block, error, "a block");
         status = form_next(own, s, block, error);
         if (status == WHERRY_OK && !block->chunks && !block->is_part) {
             break;
@@ -519,9 +505,7 @@ static wherry_status end_some(wh_blocks_end *own, const side *s, uint32_t wait_m
         bytes += block->size;
         reset_patience(own);
         status = status == WHERRY_OK ? s->end(own, s->what, block, error) : wh_site_blame(own->site, status, error);
-        if (status == WHERRY_OK) {
-            status = begin_some(own, s, error);
-        }
+        WH_THEN(status, begin_some(own, s, error));
     }
     return status;
 }
@@ -539,16 +523,12 @@ static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_
     } else if (wh_deadline_passed(own->site->deadline)) {
         status = wh_site_timed_out(own->site, error);
     }
-    if (status == WHERRY_OK) {
-        status = begin_some(own, s, error);
-    }
+    WH_THEN(status, begin_some(own, s, error));
     if (status == WHERRY_OK && !own->count && !own->given) {
-        s->more(s->context, wait_ms); /* waits for the next request */
+        s->more(s->context, wait_ms); /* This waits for the next request. */
         reset_patience(own);
     }
-    if (status == WHERRY_OK) {
-        status = end_some(own, s, wait_ms, error);
-    }
+    WH_THEN(status, end_some(own, s, wait_ms, error));
     bool over = status == WHERRY_OK && own->given && own->count == 0;
     if (over && wh_stop_requested(own->site->stop)) {
         status = wh_site_cancelled(error); /* The stop request ended the round early. */
@@ -606,12 +586,7 @@ static wherry_status pull_some(wh_lane_end *end, const wh_sink *sink, uint32_t w
                            .begin = begin_get,
                            .end = end_get};
     wh_blocks_end *own = (void *)end;
-    if (sink->verify && !own->digester) {
-        own->digester = wh_digester_create();
-        if (!own->digester) {
-            return wh_fail_memory(error, "a digest");
-        }
-    }
+    WH_TRY(wh_digester_need(sink->verify, &own->digester, error));
     keep_apart(own, true);
     return work_some(own, &receiver, wait_ms, done_p, error);
 }

@@ -60,8 +60,8 @@ typedef struct wh_block {
     size_t chunks;  /**< Number of chunks. For a part: 1 if it is the last of its chunk, else 0. */
     bool is_part;
     /**
-     * For a part, and for a chunk that a source packs: where the block begins in the runs of the
-     * chunk.
+     * For a part, and for a chunk that a source packs: the position in the runs of the chunk at
+     * which the block begins.
      */
     wh_run_cursor cursor;
     wh_landing *landing; /**< Receiver: the destination of the chunk that a part belongs to. */

@@ -21,39 +21,9 @@
 #include "base/text.h"
 #include "lane/lanes.h"
 
-enum { REASON_MAX = 384 };
+enum { REASON_MAX = 192 };
 
 /* ---- the wire ---- */
-
-/**
- * The nonce of this process; NULL: not allocated yet. The kernel zeroes it in a child of fork(), so
- * that no reader mistakes the child for the parent.
- */
-static uint8_t *own_nonce;
-static bool nonce_made;
-
-static void forget_nonce(void) {
-    nonce_made = false;
-}
-
-static wh_fork_lock nonce_lock = WH_FORK_LOCK(.in_child = forget_nonce);
-
-wherry_status wh_cma_nonce(const uint8_t **nonce_p, wherry_error *error) {
-    wherry_status status = WHERRY_OK;
-    wh_fork_lock_take(&nonce_lock);
-    own_nonce = own_nonce ? own_nonce : wh_fork_wiped_alloc(WH_CMA_NONCE);
-    if (!own_nonce) {
-        status = wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot get memory for a nonce");
-    } else if (!nonce_made) {
-        status = wh_random_fill(own_nonce, WH_CMA_NONCE, error);
-    }
-    if (status == WHERRY_OK) {
-        nonce_made = true;
-        *nonce_p = own_nonce;
-    }
-    wh_fork_lock_give(&nonce_lock);
-    return status;
-}
 
 void wh_cma_append_request(wh_string *string, const wh_identity *identity) {
     wh_append_number(string, WH_CMA_VERSION, 1);
@@ -89,7 +59,7 @@ wherry_status wh_cma_parse_offer(const void *bytes, size_t size, wh_cma_offer *o
     WH_TRY(parse_identity(bytes, size, WH_CMA_OFFER_BYTES, &offer_p->identity, error));
     const uint8_t *rest = (const uint8_t *)bytes + WH_CMA_REQUEST_BYTES;
     offer_p->address = wh_load_be64(rest);
-    memcpy(offer_p->nonce, rest + 8, WH_CMA_NONCE);
+    memcpy(offer_p->nonce, rest + 8, WH_NONCE_BYTES);
     return WHERRY_OK;
 }
 
@@ -103,9 +73,7 @@ wherry_status wh_cma_parse_request(const void *bytes, size_t size, wh_identity *
 static bool read_text(const char *path, char *text, size_t size) {
     int file = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t got = file < 0 ? -1 : read(file, text, size - 1);
-    if (file >= 0) {
-        close(file);
-    }
+    wh_close(file);
     text[got > 0 ? got : 0] = '\0';
     return got > 0;
 }
@@ -145,32 +113,32 @@ static bool only_yama(const wh_cma_refusal *refusal) {
     return refusal->dumpable && (refusal->user < 0 || refusal->user == refusal->own_user);
 }
 
-static void explain(const wh_cma_refusal *refusal, char *reason, size_t size) {
+/** Returns why the kernel refuses, and what to do. @param space  room for the text, if needed. */
+static const char *explain(const wh_cma_refusal *refusal, char space[REASON_MAX]) {
     if (!refusal->dumpable) {
-        snprintf(reason, size,
-                 "the source is not dumpable (PR_SET_DUMPABLE is 0, or it changed its user): to let other processes of "
-                 "its user read it, set PR_SET_DUMPABLE to 1 in the source");
-    } else if (!only_yama(refusal)) {
-        snprintf(reason, size,
+        return "the source is not dumpable (PR_SET_DUMPABLE is 0, or it changed its user): to let other processes of "
+               "its user read it, set PR_SET_DUMPABLE to 1 in the source";
+    }
+    if (!only_yama(refusal)) {
+        snprintf(space, REASON_MAX,
                  "the source runs as user %" PRId64 " and this process as user %" PRId64
                  ": run both as one user, or grant CAP_SYS_PTRACE to this process",
                  refusal->user, refusal->own_user);
-    } else if (refusal->scope == 1) {
-        snprintf(reason, size,
-                 "Yama's ptrace_scope is 1 and this process is not the ptracer of the source: call PR_SET_PTRACER "
-                 "in the source, or set /proc/sys/kernel/yama/ptrace_scope to 0");
-    } else if (refusal->scope == 2) {
-        snprintf(reason, size,
-                 "Yama's ptrace_scope is 2 and this process has no CAP_SYS_PTRACE: grant CAP_SYS_PTRACE, or set "
-                 "/proc/sys/kernel/yama/ptrace_scope to 1 or 0");
-    } else if (refusal->scope == 3) {
-        snprintf(reason, size,
-                 "Yama's ptrace_scope is 3, which forbids reading other processes until the machine restarts");
-    } else {
-        snprintf(reason, size,
-                 "the source may have capabilities that this process lacks, or a container or a security module "
-                 "forbids the read: run both processes in one container with the same capabilities, or grant "
-                 "CAP_SYS_PTRACE to this process");
+        return space;
+    }
+    switch (refusal->scope) {
+    case 1:
+        return "Yama's ptrace_scope is 1 and this process is not the ptracer of the source: call PR_SET_PTRACER in "
+               "the source, or set /proc/sys/kernel/yama/ptrace_scope to 0";
+    case 2:
+        return "Yama's ptrace_scope is 2 and this process has no CAP_SYS_PTRACE: grant CAP_SYS_PTRACE, or set "
+               "/proc/sys/kernel/yama/ptrace_scope to 1 or 0";
+    case 3:
+        return "Yama's ptrace_scope is 3, which forbids reading other processes until the machine restarts";
+    default:
+        return "the source may have capabilities that this process lacks, or a container or a security module forbids "
+               "the read: run both processes in one container with the same capabilities, or grant CAP_SYS_PTRACE to "
+               "this process";
     }
 }
 
@@ -178,14 +146,13 @@ wherry_status wh_cma_refuse(const wh_cma_refusal *refusal, bool *assist_p, wherr
     char reason[REASON_MAX];
     char one[64];
     char other[64];
-    explain(refusal, reason, sizeof(reason));
     if (refusal->scope == 1 && only_yama(refusal)) {
         *assist_p = true;
     }
     wh_fail(error, WHERRY_REFUSED,
             "cannot read the memory of process %d (rank %d): process_vm_readv: %s; /proc/%d/mem: %s; %s",
             refusal->process, refusal->rank, strerror_r(refusal->call_errnum, one, sizeof(one)), refusal->process,
-            strerror_r(refusal->memory_errnum, other, sizeof(other)), reason);
+            strerror_r(refusal->memory_errnum, other, sizeof(other)), explain(refusal, reason));
     if (error) {
         error->errnum = refusal->call_errnum;
         error->rank = refusal->rank;
@@ -200,9 +167,9 @@ static wherry_status cma_offer(const wh_lane_site *site, wh_string *offer, wherr
     wh_cma_offer own;
     const uint8_t *nonce;
     WH_TRY(wh_identity_read(&own.identity, error));
-    WH_TRY(wh_cma_nonce(&nonce, error));
+    WH_TRY(wh_process_nonce(&nonce, error));
     own.address = (uint64_t)(uintptr_t)nonce;
-    memcpy(own.nonce, nonce, WH_CMA_NONCE);
+    memcpy(own.nonce, nonce, WH_NONCE_BYTES);
     wh_cma_append_offer(offer, &own);
     return offer->failed ? wh_fail_memory(error, "an offer") : WHERRY_OK;
 }
@@ -233,12 +200,12 @@ static wherry_status find_process(const wh_lane_site *site, const wh_identity *o
 /** Checks that the source's memory contains the nonce. Sets *errnum_p if the system call fails. */
 static wherry_status read_nonce(const wh_cma_peer *peer, const wh_cma_offer *offer, int *errnum_p,
                                 wherry_error *error) {
-    uint8_t found[WH_CMA_NONCE];
+    uint8_t found[WH_NONCE_BYTES];
     struct iovec remote = {(void *)(uintptr_t)offer->address, sizeof(found)};
     struct iovec local = {found, sizeof(found)};
     wh_cma_batch batch = {&remote, &local, 1, 1};
     wherry_status status = wh_cma_read(peer, &batch, errnum_p, error);
-    if (status == WHERRY_OUT_OF_BOUNDS || (status == WHERRY_OK && memcmp(found, offer->nonce, WH_CMA_NONCE) != 0)) {
+    if (status == WHERRY_OUT_OF_BOUNDS || (status == WHERRY_OK && memcmp(found, offer->nonce, WH_NONCE_BYTES) != 0)) {
         status = wh_fail(error, WHERRY_REFUSED,
                          "process %d is not the process of rank %d: its memory does not hold the nonce of the offer",
                          peer->process, peer->rank);
@@ -290,18 +257,10 @@ static wherry_status cma_probe(const wh_lane_site *site, const void *bytes, size
     int32_t process = 0;
     bool assist = false;
     wherry_status status = wh_cma_parse_offer(bytes, size, &offer, error);
-    if (status == WHERRY_OK) {
-        status = wh_identity_read(&own, error);
-    }
-    if (status == WHERRY_OK) {
-        status = find_process(site, &own, &offer, &process, error);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_cma_peer_open(&peer, process, site->peer, error);
-    }
-    if (status == WHERRY_OK) {
-        status = try_peer(&peer, &offer, &assist, error);
-    }
+    WH_THEN(status, wh_identity_read(&own, error));
+    WH_THEN(status, find_process(site, &own, &offer, &process, error));
+    WH_THEN(status, wh_cma_peer_open(&peer, process, site->peer, error));
+    WH_THEN(status, try_peer(&peer, &offer, &assist, error));
     wh_cma_end *end = status == WHERRY_OK ? wh_alloc_zeroed(1, sizeof(*end)) : NULL;
     if (!end) {
         wh_cma_peer_close(&peer);
@@ -331,7 +290,7 @@ static void cma_close(wh_lane_end *end) {
 
 const wh_lane_ops wh_lane_cma = {
     .name = "cma",
-    .traits = WH_LANE_ONE_SIDED,
+    .traits = WH_LANE_ONE_SIDED | WH_LANE_PRIVATE,
     /* Short runs are slow, because the kernel handles each page separately. */
     .run_bytes = 16 << 10,
     .offer = cma_offer,

@@ -20,22 +20,15 @@
 
 enum {
     WH_CMA_VERSION = 2,
-    WH_CMA_NONCE = 32,
     WH_CMA_REQUEST_BYTES = 1 + WH_IDENTITY_BYTES,
-    WH_CMA_OFFER_BYTES = WH_CMA_REQUEST_BYTES + 8 + WH_CMA_NONCE,
+    WH_CMA_OFFER_BYTES = WH_CMA_REQUEST_BYTES + 8 + WH_NONCE_BYTES,
 };
 
 typedef struct wh_cma_offer {
     wh_identity identity;
     uint64_t address; /**< The address of the nonce in the source's memory. */
-    uint8_t nonce[WH_CMA_NONCE];
+    uint8_t nonce[WH_NONCE_BYTES];
 } wh_cma_offer;
-
-/**
- * Returns the nonce of this process. A child of fork() gets a new one.
- * @return WHERRY_OK; WHERRY_SYSTEM.
- */
-wherry_status wh_cma_nonce(const uint8_t **nonce_p, wherry_error *error);
 
 void wh_cma_append_offer(wh_string *string, const wh_cma_offer *offer);
 void wh_cma_append_request(wh_string *string, const wh_identity *identity);

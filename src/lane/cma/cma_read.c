@@ -45,12 +45,8 @@ wherry_status wh_cma_peer_open(wh_cma_peer *peer, int32_t process, int32_t rank,
 }
 
 void wh_cma_peer_close(wh_cma_peer *peer) {
-    if (peer->pidfd >= 0) {
-        close(peer->pidfd);
-    }
-    if (peer->memory >= 0) {
-        close(peer->memory);
-    }
+    wh_close(peer->pidfd);
+    wh_close(peer->memory);
     peer->pidfd = -1;
     peer->memory = -1;
 }
@@ -241,16 +237,6 @@ static size_t collect(puller *p, size_t most) {
     return bytes;
 }
 
-/** Hashes bytes that were just read, beginning at the cursor. */
-static void digest(puller *p, wh_run_cursor at, size_t bytes) {
-    while (bytes > 0) {
-        struct iovec run = front(&at, bytes);
-        wh_digester_add(p->digester, run.iov_base, run.iov_len);
-        wh_run_cursor_advance(&at, run.iov_len);
-        bytes -= run.iov_len;
-    }
-}
-
 /** Reads the chunk that the sink has opened in p->landing. */
 static wherry_status read_chunk(puller *p, wherry_error *error) {
     p->remote = wh_run_cursor_at(&p->origin);
@@ -263,7 +249,8 @@ static wherry_status read_chunk(puller *p, wherry_error *error) {
         wh_cma_batch batch = {p->remote_list, p->local_list, p->remote_count, p->local_count};
         status = bytes > 0 ? wh_cma_read(&p->end->peer, &batch, NULL, error) : WHERRY_OK;
         if (status == WHERRY_OK && p->sink->verify) {
-            digest(p, begun, bytes);
+            /* The bytes are in the CPU cache now. */
+            wh_run_cursor_digest(begun, p->digester, bytes);
         }
     } while (status == WHERRY_OK && bytes > 0);
     return status;
@@ -271,7 +258,6 @@ static wherry_status read_chunk(puller *p, wherry_error *error) {
 
 static wherry_status pull_chunk(puller *p, uint64_t chunk, wherry_error *error) {
     const wh_sink *sink = p->sink;
-    wherry_digest made;
     WH_TRY(sink->origin(sink->context, chunk, &p->origin, error));
     WH_TRY(sink->open(sink->context, chunk, &p->landing, error));
     if (p->origin.bytes != p->landing.segments.bytes) {
@@ -282,30 +268,22 @@ static wherry_status pull_chunk(puller *p, uint64_t chunk, wherry_error *error) 
         wh_digester_begin(p->digester);
     }
     WH_TRY(read_chunk(p, error));
-    if (sink->verify) {
-        made = wh_digester_end(p->digester);
-    }
     sink->moved(sink->context, p->origin.bytes);
-    return sink->close(sink->context, &p->landing, sink->verify ? &made : NULL, NULL, error);
+    return wh_sink_close(sink, &p->landing, p->digester, NULL, error);
 }
 
 wherry_status wh_cma_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error) {
     (void)worker;
     const wh_cma_end *own = wh_cma_end_of(end);
-    wherry_status status = WHERRY_OK;
     uint64_t chunk;
     puller *p = wh_alloc(sizeof(*p));
-    if (!p) {
-        return wh_fail_memory(error, "lists of memory to read");
-    }
+    WH_TRY_ALLOC(p, error, "lists of memory to read");
     p->end = own;
     p->sink = sink;
     p->origin = (wh_segments){0};
     p->landing = (wh_landing){0};
-    p->digester = sink->verify ? wh_digester_create() : NULL;
-    if (sink->verify && !p->digester) {
-        status = wh_fail_memory(error, "a digest");
-    }
+    p->digester = NULL;
+    wherry_status status = wh_digester_need(sink->verify, &p->digester, error);
     do {
         while (status == WHERRY_OK && !wh_stop_requested(own->stop) && sink->next(sink->context, &chunk)) {
             status = pull_chunk(p, chunk, error);

@@ -127,15 +127,13 @@ wherry_status wh_ipc_parse_offer(const void *bytes, size_t size, wh_ipc_offer *o
         return wh_fail(error, WHERRY_MALFORMED, "malformed cuda_ipc offer of %zu bytes", size);
     }
     offer.allocations = wh_alloc_array(offer.allocation_count, sizeof(*offer.allocations));
-    if (!offer.allocations) {
-        return wh_fail_memory(error, "an offer");
-    }
+    WH_TRY_ALLOC(offer.allocations, error, "an offer");
     for (size_t i = 0; i < offer.allocation_count; i++) {
         take_allocation(&cursor, offer.allocations + i);
     }
     const wh_cuda_allocation *first = offer.allocations;
-    bool inside = offer.nonce_address >= first->base && first->size >= WH_IPC_NONCE &&
-                  offer.nonce_address - first->base <= first->size - WH_IPC_NONCE;
+    bool inside = offer.nonce_address >= first->base && first->size >= WH_NONCE_BYTES &&
+                  offer.nonce_address - first->base <= first->size - WH_NONCE_BYTES;
     if (!wh_cursor_ended(&cursor) || !inside) {
         wh_free(offer.allocations);
         return wh_fail(error, WHERRY_MALFORMED, "malformed cuda_ipc offer of %zu bytes", size);
@@ -146,75 +144,58 @@ wherry_status wh_ipc_parse_offer(const void *bytes, size_t size, wh_ipc_offer *o
 
 /* ---- the source ---- */
 
-/** The nonce of this process, and its copies on devices. The copies are never freed. */
-static uint8_t nonce[WH_IPC_NONCE];
-static bool nonce_made;
+/** The copies of this process's nonce, by device. They are never freed. */
 static void *nonce_data[WH_CUDA_DEVICES_MAX];
 
-/** A child of fork() must not use the nonce of its parent. */
-static void forget_nonce(void) {
-    nonce_made = false;
+/** A child of fork() has another nonce, and cannot use device memory of its parent. */
+static void forget_copies(void) {
     memset(nonce_data, 0, sizeof(nonce_data));
 }
 
-static wh_fork_lock nonce_lock = WH_FORK_LOCK(.in_child = forget_nonce);
-
-/**
- * Copies the nonce to `copy`. Creates it on first use.
- * @param data_p  receives the address of the copy on the device; NULL if there is none yet.
- */
-static wherry_status read_nonce(int32_t device, uint8_t copy[WH_IPC_NONCE], void **data_p, wherry_error *error) {
-    wherry_status status = WHERRY_OK;
-    wh_fork_lock_take(&nonce_lock);
-    if (!nonce_made) {
-        status = wh_random_fill(nonce, sizeof(nonce), error);
-    }
-    if (status == WHERRY_OK) {
-        nonce_made = true;
-        memcpy(copy, nonce, sizeof(nonce));
-        *data_p = nonce_data[device];
-    }
-    wh_fork_lock_give(&nonce_lock);
-    return status;
-}
+static wh_fork_lock copies_lock = WH_FORK_LOCK(.in_child = forget_copies);
 
 /**
  * Copies the nonce to the device. Does not hold the lock while it calls CUDA, because CUDA may have
  * fork handlers that take CUDA's own locks.
  */
-static wherry_status place_nonce(int32_t device, const uint8_t copy[WH_IPC_NONCE], void **data_p, wherry_error *error) {
+static wherry_status place_nonce(int32_t device, const uint8_t copy[WH_NONCE_BYTES], void **data_p,
+                                 wherry_error *error) {
     const wh_memory_ops *memory = wh_memory_of(WHERRY_DEVICE_CUDA);
     if (!memory) {
         return wh_cuda_check(error);
     }
     void *data = NULL;
-    WH_TRY(memory->allocate(WH_IPC_NONCE, (wherry_device){WHERRY_DEVICE_CUDA, device}, &data, error));
-    wherry_status status = memory->write(data, copy, WH_IPC_NONCE, error);
+    WH_TRY(memory->allocate(WH_NONCE_BYTES, (wherry_device){WHERRY_DEVICE_CUDA, device}, &data, error));
+    wherry_status status = memory->write(data, copy, WH_NONCE_BYTES, error);
     void *unused = data;
     if (status == WHERRY_OK) {
-        wh_fork_lock_take(&nonce_lock);
+        wh_fork_lock_take(&copies_lock);
         if (!nonce_data[device]) {
             nonce_data[device] = data;
             unused = NULL;
         }
         *data_p = nonce_data[device];
-        wh_fork_lock_give(&nonce_lock);
+        wh_fork_lock_give(&copies_lock);
     }
     if (unused) { /* Another thread was faster, or writing failed. */
-        memory->release(unused, WH_IPC_NONCE);
+        memory->release(unused, WH_NONCE_BYTES);
     }
     return status;
 }
 
 static wherry_status describe_nonce(int32_t device, wh_ipc_offer *offer, wh_cuda_allocation *allocation,
                                     wherry_error *error) {
-    void *data = NULL;
-    wherry_status status = read_nonce(device, offer->nonce, &data, error);
-    if (status == WHERRY_OK && !data) {
-        status = place_nonce(device, offer->nonce, &data, error);
+    const uint8_t *nonce;
+    WH_TRY(wh_process_nonce(&nonce, error));
+    memcpy(offer->nonce, nonce, sizeof(offer->nonce));
+    wh_fork_lock_take(&copies_lock);
+    void *data = nonce_data[device];
+    wh_fork_lock_give(&copies_lock);
+    if (!data) {
+        WH_TRY(place_nonce(device, offer->nonce, &data, error));
     }
     offer->nonce_address = (uint64_t)(uintptr_t)data;
-    return status == WHERRY_OK ? wh_cuda_describe(data, allocation, error) : status;
+    return wh_cuda_describe(data, allocation, error);
 }
 
 static wherry_status add_devices(wh_ipc_offer *offer, wherry_error *error) {
@@ -235,17 +216,11 @@ static wherry_status ipc_offer(const wh_lane_site *site, wh_string *text, wherry
     }
     wh_ipc_offer offer = {.keeps = shared->keeps, .allocation_count = shared->count + 1};
     offer.allocations = wh_alloc_array(offer.allocation_count, sizeof(*offer.allocations));
-    if (!offer.allocations) {
-        return wh_fail_memory(error, "an offer");
-    }
+    WH_TRY_ALLOC(offer.allocations, error, "an offer");
     memcpy(offer.allocations + 1, shared->items, shared->count * sizeof(*shared->items));
     wherry_status status = wh_identity_read(&offer.identity, error);
-    if (status == WHERRY_OK) {
-        status = describe_nonce(shared->items[0].device, &offer, offer.allocations, error);
-    }
-    if (status == WHERRY_OK) {
-        status = add_devices(&offer, error);
-    }
+    WH_THEN(status, describe_nonce(shared->items[0].device, &offer, offer.allocations, error));
+    WH_THEN(status, add_devices(&offer, error));
     if (status == WHERRY_OK) {
         wh_ipc_append_offer(text, &offer);
         status = text->failed ? wh_fail_memory(error, "an offer") : WHERRY_OK;
@@ -272,10 +247,8 @@ static wherry_status ipc_assist(const wh_lane_site *site, const void *bytes, siz
  * process, the source's addresses can be used directly.
  */
 static bool is_own(const wh_ipc_offer *offer) {
-    wh_fork_lock_take(&nonce_lock);
-    bool own = nonce_made && memcmp(nonce, offer->nonce, sizeof(nonce)) == 0;
-    wh_fork_lock_give(&nonce_lock);
-    return own;
+    const uint8_t *nonce;
+    return wh_process_nonce(&nonce, NULL) == WHERRY_OK && memcmp(nonce, offer->nonce, sizeof(offer->nonce)) == 0;
 }
 
 /**
@@ -324,19 +297,15 @@ static wherry_status open_one(wh_ipc_end *end, const wh_ipc_offer *offer, const 
                               wh_ipc_window *window, wherry_error *error) {
     int fd = -1;
     wherry_status status = one->fd >= 0 ? fetch_descriptor(end, one->fd, &fd, error) : WHERRY_OK;
-    if (status == WHERRY_OK) {
-        status = wh_ipc_open(end->owner, offer->keeps, one, fd, end->device, window, error);
-    }
-    if (fd >= 0) {
-        close(fd);
-    }
+    WH_THEN(status, wh_ipc_open(end->owner, offer->keeps, one, fd, end->device, window, error));
+    wh_close(fd);
     return status;
 }
 
 /** Checks that the source's memory contains the nonce. */
 static wherry_status check_nonce(const wh_ipc_end *end, const wh_ipc_offer *offer, const wh_ipc_window *window,
                                  wherry_error *error) {
-    uint8_t found[WH_IPC_NONCE];
+    uint8_t found[WH_NONCE_BYTES];
     const char *at = window->data + (offer->nonce_address - window->base);
     WH_TRY(wh_cuda_read(end->device, found, at, sizeof(found), error));
     if (memcmp(found, offer->nonce, sizeof(found)) != 0) {
@@ -361,9 +330,7 @@ static wherry_status find_own(const wh_ipc_end *end, const wh_cuda_allocation *o
     wh_cuda_allocation real = {.fd = -1};
     char *data = (char *)(uintptr_t)one->base;
     wherry_status status = wh_cuda_describe(data, &real, NULL);
-    if (real.fd >= 0) {
-        close(real.fd);
-    }
+    wh_close(real.fd);
     if (status != WHERRY_OK || real.base != one->base || real.size != one->size) {
         return wh_fail(error, WHERRY_REFUSED, "rank %d offers an allocation that does not exist in this process",
                        end->site->peer);
@@ -436,9 +403,7 @@ static wherry_status ipc_probe(const wh_lane_site *site, const void *bytes, size
     wh_identity here;
     *assist_p = false;
     wherry_status status = wh_ipc_parse_offer(bytes, size, &offer, error);
-    if (status == WHERRY_OK) {
-        status = check_host(site, &offer, &here, error);
-    }
+    WH_THEN(status, check_host(site, &offer, &here, error));
     wh_ipc_end *end = status == WHERRY_OK ? make_end(site, &offer) : NULL;
     if (!end) {
         wh_free(offer.allocations);
@@ -460,7 +425,7 @@ static wherry_status ipc_probe(const wh_lane_site *site, const void *bytes, size
 
 const wh_lane_ops wh_lane_cuda_ipc = {
     .name = "cuda_ipc",
-    .traits = WH_LANE_ONE_SIDED | WH_LANE_DEVICE,
+    .traits = WH_LANE_ONE_SIDED | WH_LANE_DEVICE | WH_LANE_PRIVATE,
     .offer = ipc_offer,
     .probe = ipc_probe,
     .assist = ipc_assist,

@@ -17,12 +17,12 @@
 #include "lane/lane_common.h"
 #include "memory/cuda_share.h"
 
-enum { WH_IPC_VERSION = 1, WH_IPC_NONCE = 32, WH_IPC_KEEPS = 1, WH_IPC_PLAIN = 0, WH_IPC_MAPPED = 1 };
+enum { WH_IPC_VERSION = 1, WH_IPC_KEEPS = 1, WH_IPC_PLAIN = 0, WH_IPC_MAPPED = 1 };
 
 typedef struct wh_ipc_offer {
     wh_identity identity;
     bool keeps; /**< The source keeps its memory allocated, so the receiver may keep it open. */
-    uint8_t nonce[WH_IPC_NONCE];
+    uint8_t nonce[WH_NONCE_BYTES];
     uint64_t nonce_address;
     size_t device_count;
     int32_t devices[WH_CUDA_DEVICES_MAX];

@@ -30,8 +30,8 @@ typedef struct wh_ipc_open_entry {
 } wh_ipc_open_entry;
 
 struct wh_ipc_owner {
-    uint8_t nonce[WH_IPC_NONCE]; /**< Identifies the process. */
-    int pidfd;                   /**< Readable once the process has ended; -1: none. */
+    uint8_t nonce[WH_NONCE_BYTES]; /**< Identifies the process. */
+    int pidfd;                     /**< Readable once the process has ended; -1: none. */
     /** The group of the last transfer. Only compared, never dereferenced. */
     const wh_group *group;
     int32_t rank; /**< Its rank in that group. */
@@ -89,16 +89,14 @@ static void drop_idle(wh_ipc_owner **at) {
     wh_ipc_owner *owner = *at;
     if (owner && owner->users == 0 && !owner->entries) {
         *at = owner->next;
-        if (owner->pidfd >= 0) {
-            close(owner->pidfd);
-        }
+        wh_close(owner->pidfd);
         wh_free(owner);
     }
 }
 
-static wh_ipc_owner **find_owner(const uint8_t nonce[WH_IPC_NONCE]) {
+static wh_ipc_owner **find_owner(const uint8_t nonce[WH_NONCE_BYTES]) {
     wh_ipc_owner **at = &owners;
-    while (*at && memcmp((*at)->nonce, nonce, WH_IPC_NONCE) != 0) {
+    while (*at && memcmp((*at)->nonce, nonce, WH_NONCE_BYTES) != 0) {
         at = &(*at)->next;
     }
     return at;
@@ -123,9 +121,7 @@ wherry_status wh_ipc_owner_take(const wh_lane_site *site, const wh_ipc_offer *of
         close_entries(owner, offer);
     }
     wh_fork_lock_give(&lock);
-    if (!owner) {
-        return wh_fail_memory(error, "a record of the source's process");
-    }
+    WH_TRY_ALLOC(owner, error, "a record of the source's process");
     *owner_p = owner;
     return WHERRY_OK;
 }
@@ -177,9 +173,7 @@ static wh_ipc_open_entry *find(const wh_ipc_owner *owner, const wh_cuda_allocati
 static wherry_status make(wh_ipc_owner *owner, const wh_cuda_allocation *allocation, int fd, int32_t device,
                           wh_ipc_open_entry **entry_p, wherry_error *error) {
     wh_ipc_open_entry *entry = wh_alloc_zeroed(1, sizeof(*entry));
-    if (!entry) {
-        return wh_fail_memory(error, "an allocation of another process");
-    }
+    WH_TRY_ALLOC(entry, error, "an allocation of another process");
     wh_cuda_allocation here = *allocation;
     here.fd = fd;
     wherry_status status = wh_cuda_open(&here, device, &entry->import, error);

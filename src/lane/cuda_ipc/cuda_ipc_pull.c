@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/search.h"
 #include "lane/cuda_ipc/cuda_ipc.h"
 #include "memory/cuda_queue.h"
 #include "memory/pinned.h"
@@ -78,12 +79,8 @@ static wherry_status bounce(pulling *p, size_t count, wherry_error *error) {
         at += room_of(packed[i].length);
     }
     wherry_status status = wh_cuda_queue_copy(queue, WH_CUDA_WITH_PINNED, packed, count, error);
-    if (status == WHERRY_OK) {
-        status = wh_cuda_queue_mark(queue, &ticket, error);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_cuda_queue_wait_busy(queue, ticket, site->stop, wh_site_patience(site), error);
-    }
+    WH_THEN(status, wh_cuda_queue_mark(queue, &ticket, error));
+    WH_THEN(status, wh_cuda_queue_wait_busy(queue, ticket, site->stop, wh_site_patience(site), error));
     for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
         memcpy(p->runs[BOUNCED][i].to, packed[i].to, packed[i].length);
     }
@@ -130,18 +127,10 @@ static const wh_ipc_window *find_window(pulling *p, uint64_t address) {
     if (address >= windows[p->window].base && address - windows[p->window].base < windows[p->window].size) {
         return windows + p->window;
     }
-    size_t low = 0;
-    size_t high = p->end->window_count;
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        if (windows[middle].base <= address) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    p->window = low;
-    return address >= windows[low].base && address - windows[low].base < windows[low].size ? windows + low : NULL;
+    size_t after = WH_PARTITION_POINT(p->end->window_count, i, windows[i].base <= address);
+    p->window = after ? after - 1 : 0;
+    const wh_ipc_window *found = windows + p->window;
+    return address >= found->base && address - found->base < found->size ? found : NULL;
 }
 
 static wherry_status add_route(pulling *p, const wh_route *route, wherry_error *error) {
@@ -244,18 +233,14 @@ wherry_status wh_ipc_pull(wh_lane_end *base, uint32_t worker, const wh_sink *sin
     wh_ipc_end *end = wh_ipc_end_of(base);
     pulling *p = wh_alloc_zeroed(1, sizeof(*p));
     (void)worker;
-    if (!p) {
-        return wh_fail_memory(error, "lists of memory to copy");
-    }
+    WH_TRY_ALLOC(p, error, "lists of memory to copy");
     p->end = end;
     p->sink = sink;
     wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < QUEUES && status == WHERRY_OK; i++) {
         status = wh_cuda_queue_create(end->device, p->queues + i, error);
     }
-    if (status == WHERRY_OK) {
-        status = pull_round(p, error);
-    }
+    WH_THEN(status, pull_round(p, error));
     for (size_t i = 0; i < QUEUES; i++) {
         /* Waits for pending copies, so that nothing is written after the return. */
         wh_cuda_queue_destroy(p->queues[i]);

@@ -149,7 +149,8 @@ static wherry_status new_end(const wh_lane_site *site, wh_nccl_comm *comm, uint8
         wh_nccl_give(comm);
         return wh_fail_memory(error, "an end of the nccl lane");
     }
-    *end = (wh_nccl_end){{1}, site, comm, (uint64_t)message_mib << 20};
+    *end =
+        (wh_nccl_end){.base = {.workers = 1}, .site = site, .comm = comm, .message_bytes = (uint64_t)message_mib << 20};
     *end_p = &end->base;
     return WHERRY_OK;
 }
@@ -197,10 +198,8 @@ static wherry_status append_request(wh_string *text, const wh_nccl_comm *comm, w
 static wherry_status meet(const wh_lane_site *site, wh_nccl_comm *comm, wherry_error *error) {
     wh_deadline soon = wh_deadline_in_ms((int64_t)wh_min(WH_NCCL_MEET_MS, site->no_progress_ms / 2));
     wherry_status status = wh_nccl_begin(comm, error);
-    if (status == WHERRY_OK) {
-        status = wh_nccl_await(comm, site->stop, wh_deadline_earlier(site->deadline, soon), "connecting to the source",
-                               error);
-    }
+    WH_THEN(status, wh_nccl_await(comm, site->stop, wh_deadline_earlier(site->deadline, soon),
+                                  "connecting to the source", error));
     if (status == WHERRY_CANCELLED || (status != WHERRY_OK && wh_deadline_passed(site->deadline))) {
         wh_nccl_abort(comm);
         wh_nccl_give(comm);
@@ -243,9 +242,7 @@ static wherry_status nccl_probe(const wh_lane_site *site, const void *bytes, siz
         status = meet(site, comm, error);
     } else if (!(comm = find_kept(&pair, &offer))) {
         status = wh_nccl_ask(&pair, site->tag, &asked, error);
-        if (status == WHERRY_OK) {
-            status = append_request(request, &asked, error);
-        }
+        WH_THEN(status, append_request(request, &asked, error));
         *assist_p = status == WHERRY_OK;
         return status == WHERRY_OK
                    ? wh_fail(error, WHERRY_REFUSED, "there is no NCCL communicator with rank %d yet", (int)site->peer)

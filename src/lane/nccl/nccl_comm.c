@@ -113,9 +113,7 @@ static int init_on_stream(void *context, void *stream) {
 wherry_status wh_nccl_begin(wh_nccl_comm *comm, wherry_error *error) {
     int answer = WH_NCCL_OK;
     wherry_status status = wh_cuda_queue_create(comm->pair.device, &comm->queue, error);
-    if (status == WHERRY_OK) {
-        status = wh_cuda_queue_with_stream(comm->queue, init_on_stream, comm, &answer, error);
-    }
+    WH_THEN(status, wh_cuda_queue_with_stream(comm->queue, init_on_stream, comm, &answer, error));
     if (status == WHERRY_OK && answer != WH_NCCL_OK && answer != WH_NCCL_IN_PROGRESS) {
         status = wh_nccl_fail(error, answer, NULL, "cannot create an NCCL communicator");
     }
@@ -140,10 +138,7 @@ wherry_status wh_nccl_await(const wh_nccl_comm *comm, const wh_stop *stop, wh_de
         if (result != WH_NCCL_IN_PROGRESS) {
             return result == WH_NCCL_OK ? WHERRY_OK : wh_nccl_fail(error, result, comm->handle, what);
         }
-        wherry_status status = wh_cuda_back_off(&backoff, stop, deadline, what, error);
-        if (status != WHERRY_OK) {
-            return status;
-        }
+        WH_TRY(wh_cuda_back_off(&backoff, stop, deadline, what, error));
     }
 }
 
@@ -174,32 +169,19 @@ void wh_nccl_abort(wh_nccl_comm *comm) {
 /* ---- the communicators of this process ---- */
 
 static wh_nccl_comm *comms; /**< A list of all communicators, newest first. */
-static uint8_t own_process[WH_NCCL_PROCESS_BYTES];
-static bool process_known; /**< own_process is valid. */
 
 /** A child of fork() can neither use nor destroy the communicators of its parent. */
 static void forget_parent(void) {
     comms = NULL;
-    process_known = false;
 }
 
 static wh_fork_lock lock = WH_FORK_LOCK(.in_child = forget_parent);
 
-/** Fills own_process at the first call. The caller holds the lock. */
-static wherry_status know_process(wherry_error *error) {
-    if (!process_known) {
-        WH_TRY(wh_random_fill(own_process, sizeof(own_process), error));
-        process_known = true;
-    }
-    return WHERRY_OK;
-}
-
 wherry_status wh_nccl_process(uint8_t process[WH_NCCL_PROCESS_BYTES], wherry_error *error) {
-    wh_fork_lock_take(&lock);
-    wherry_status status = know_process(error);
-    memcpy(process, own_process, sizeof(own_process));
-    wh_fork_lock_give(&lock);
-    return status;
+    const uint8_t *nonce;
+    WH_TRY(wh_process_nonce(&nonce, error));
+    memcpy(process, nonce, WH_NCCL_PROCESS_BYTES);
+    return WHERRY_OK;
 }
 
 /**
@@ -308,7 +290,7 @@ static wh_nccl_comm *find(const wh_nccl_pair *pair, unsigned states, const uint6
 /** Like find, but takes the lock and makes the communicator BUSY. */
 static wh_nccl_comm *take(const wh_nccl_pair *pair, unsigned states, const uint64_t *id, const uint64_t *tag) {
     wh_fork_lock_take(&lock);
-    wh_nccl_comm *comm = know_process(NULL) == WHERRY_OK ? find(pair, states, id, tag) : NULL;
+    wh_nccl_comm *comm = find(pair, states, id, tag);
     if (comm) {
         comm->state = WH_NCCL_BUSY;
     }
@@ -326,7 +308,7 @@ wh_nccl_comm *wh_nccl_take_asked(const wh_nccl_pair *pair, uint64_t tag) {
 
 bool wh_nccl_failed_recently(const wh_nccl_pair *pair, wherry_error *error) {
     wh_fork_lock_take(&lock);
-    wh_nccl_comm *stale = know_process(NULL) == WHERRY_OK ? take_stale() : NULL;
+    wh_nccl_comm *stale = take_stale();
     const wh_nccl_comm *comm = find(pair, BIT(WH_NCCL_FAILED), NULL, NULL);
     if (comm) {
         wh_fail(error, WHERRY_UNSUPPORTED,
@@ -341,7 +323,7 @@ bool wh_nccl_failed_recently(const wh_nccl_pair *pair, wherry_error *error) {
 size_t wh_nccl_kept(const wh_nccl_pair *pair, uint64_t *ids, size_t most) {
     size_t count = 0;
     wh_fork_lock_take(&lock);
-    wh_nccl_comm *stale = know_process(NULL) == WHERRY_OK ? take_stale() : NULL;
+    wh_nccl_comm *stale = take_stale();
     for (const wh_nccl_comm *comm = comms; comm && count < most; comm = comm->next) {
         if (comm->state == WH_NCCL_IDLE && is_between(comm, pair) && comm->pair.device == pair->device) {
             ids[count++] = comm->id;
@@ -405,8 +387,7 @@ static wh_nccl_comm *take_unanswered(const wh_nccl_pair *pair, wherry_error *err
 
 wherry_status wh_nccl_ask(const wh_nccl_pair *pair, uint64_t tag, wh_nccl_comm *comm_p, wherry_error *error) {
     wh_fork_lock_take(&lock);
-    wherry_status status = know_process(error);
-    wh_nccl_comm *comm = status == WHERRY_OK ? take_unanswered(pair, error) : NULL;
+    wh_nccl_comm *comm = take_unanswered(pair, error);
     if (comm) {
         comm->tag = tag;
         comm->pair = *pair;
@@ -434,13 +415,9 @@ static wherry_status check_meeting(uint64_t id, int32_t rank, wherry_error *erro
 
 wherry_status wh_nccl_meet(const wh_nccl_pair *pair, uint64_t id, const wh_nccl_unique *unique, wherry_error *error) {
     wh_nccl_comm *comm = NULL;
-    wh_nccl_comm *stale = NULL;
     wh_fork_lock_take(&lock);
-    wherry_status status = know_process(error);
-    if (status == WHERRY_OK) {
-        stale = take_stale();
-        status = check_meeting(id, pair->rank, error);
-    }
+    wh_nccl_comm *stale = take_stale();
+    wherry_status status = check_meeting(id, pair->rank, error);
     if (status == WHERRY_OK && (comm = new_comm(pair))) {
         comm->id = id;
         comm->unique = *unique;
@@ -485,7 +462,7 @@ static bool is_dropped(const wh_nccl_comm *comm, const void *context) {
 void wh_nccl_drop(const wh_nccl_pair *pair, const uint64_t *ids, size_t count) {
     dropping d = {pair, ids, count};
     wh_fork_lock_take(&lock);
-    wh_nccl_comm *dropped = know_process(NULL) == WHERRY_OK ? take_out(is_dropped, &d) : NULL;
+    wh_nccl_comm *dropped = take_out(is_dropped, &d);
     wh_fork_lock_give(&lock);
     destroy_all(dropped);
 }

@@ -154,7 +154,10 @@ typedef struct wh_nccl_comm {
     struct wh_nccl_comm *next;
 } wh_nccl_comm;
 
-/** Returns the random number that identifies this process. @return WHERRY_OK; WHERRY_SYSTEM. */
+/**
+ * Returns the random number that identifies this process: the beginning of its nonce.
+ * @return WHERRY_OK; WHERRY_SYSTEM.
+ */
 wherry_status wh_nccl_process(uint8_t process[WH_NCCL_PROCESS_BYTES], wherry_error *error);
 
 /**

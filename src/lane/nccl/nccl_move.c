@@ -106,9 +106,7 @@ static wherry_status end_all(moving *m, wherry_error *error) {
 /* ---- copies ---- */
 
 static wherry_status add_run(runs *list, const void *from, void *to, uint64_t length, wherry_error *error) {
-    if (!WH_GROW(list->items, list->capacity, list->count)) {
-        return wh_fail_memory(error, "a list of memory to copy");
-    }
+    WH_TRY_ALLOC(WH_GROW(list->items, list->capacity, list->count), error, "a list of memory to copy");
     list->items[list->count++] = (wh_cuda_run){from, to, length};
     return WHERRY_OK;
 }
@@ -133,9 +131,7 @@ static wherry_status copy_on_devices(moving *m, wherry_error *error) {
         /* Otherwise the queue might wait for the peer without a time limit. */
         status = end_all(m, error);
     }
-    if (status == WHERRY_OK) {
-        status = copy(m, &m->same, WH_CUDA_ON_DEVICES, error);
-    }
+    WH_THEN(status, copy(m, &m->same, WH_CUDA_ON_DEVICES, error));
     return status == WHERRY_OK ? copy(m, &m->other, WH_CUDA_WITH_PAGEABLE, error) : status;
 }
 
@@ -261,9 +257,7 @@ static wherry_status collect_from_sink(moving *m, message *one, wherry_error *er
     one->count = 0;
     wh_routes_clear(&m->routes);
     while (status == WHERRY_OK && m->routes.span < m->end->message_bytes && m->sink->next(m->sink->context, &chunk)) {
-        if (!WH_GROW(one->chunks, one->capacity, one->count)) {
-            return wh_fail_memory(error, "a message");
-        }
+        WH_TRY_ALLOC(WH_GROW(one->chunks, one->capacity, one->count), error, "a message");
         one->chunks[one->count++] = chunk;
         status = m->sink->route(m->sink->context, chunk, &m->routes, error);
     }

@@ -147,9 +147,7 @@ static void close_memory(wh_ring_end *end) {
     if (end->shared) {
         munmap(end->shared, memory_bytes(end->base.workers));
     }
-    if (end->memory >= 0) {
-        close(end->memory);
-    }
+    wh_close(end->memory);
     end->shared = NULL;
     end->memory = -1;
 }
@@ -172,9 +170,7 @@ static void ring_close(wh_lane_end *base) {
         announce_close(end);
     }
     close_memory(end);
-    if (end->socket >= 0) {
-        close(end->socket);
-    }
+    wh_close(end->socket);
     pthread_mutex_destroy(&end->lock);
     wh_free(end);
 }
@@ -215,10 +211,7 @@ static wherry_status check_offer(const wh_lane_site *site, const void *bytes, si
                        (int)site->peer, size, sizeof(there));
     }
     memcpy(&there, bytes, sizeof(there));
-    wherry_status status = describe(site, &here, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(describe(site, &here, error));
     if (memcmp(there.boot, here.boot, sizeof(here.boot)) != 0) {
         return wh_site_other_host(site, error);
     }
@@ -281,25 +274,15 @@ static wherry_status ring_probe(const wh_lane_site *site, const void *offer, siz
     uint32_t workers = 0;
     request_message message;
     *assist_p = false;
-    wherry_status status = check_offer(site, offer, size, &workers, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_offer(site, offer, size, &workers, error));
     wh_ring_end *end = new_end(site, workers, false);
-    if (!end) {
-        return wh_fail_memory(error, "an end of the ring lane");
-    }
-    status = expect(end, &message, error);
+    WH_TRY_ALLOC(end, error, "an end of the ring lane");
+    wherry_status status = expect(end, &message, error);
     if (status == WHERRY_OK) {
         wh_string_append(request, (const char *)&message, sizeof(message));
         status = request->failed ? wh_fail_memory(error, "a ring request") : WHERRY_OK;
     }
-    if (status != WHERRY_OK) {
-        ring_close(&end->base);
-        return status;
-    }
-    *end_p = &end->base;
-    return WHERRY_OK;
+    return wh_lane_deliver(&wh_lane_ring, &end->base, status, end_p);
 }
 
 /* Sends the memory to the receiver's socket. Does not wait until the receiver reads it. */
@@ -323,10 +306,8 @@ static wherry_status hand_over(const wh_ring_end *end, const request_message *re
     rights->cmsg_len = CMSG_LEN(sizeof(int));
     memcpy(CMSG_DATA(rights), &end->memory, sizeof(end->memory));
     int socket = -1;
-    wherry_status status = open_socket(&socket, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(open_socket(&socket, error));
+    wherry_status status = WHERRY_OK;
     if (sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
         status = wh_fail_errno(error, WHERRY_REFUSED, errno, "cannot send shared memory to the Unix socket of rank %d",
                                (int)end->site->peer);
@@ -349,21 +330,12 @@ static wherry_status ring_accept(const wh_lane_site *site, const void *request, 
                        (unsigned)workers, (unsigned)wh_min(site->threads, WH_RING_WORKERS_MAX));
     }
     wh_ring_end *end = new_end(site, workers, true);
-    if (!end) {
-        return wh_fail_memory(error, "an end of the ring lane");
-    }
+    WH_TRY_ALLOC(end, error, "an end of the ring lane");
     memcpy(end->answer, message.answer, sizeof(end->answer));
     wherry_status status = create_memory(end, error);
-    if (status == WHERRY_OK) {
-        status = hand_over(end, &message, error);
-    }
-    if (status != WHERRY_OK) {
-        ring_close(&end->base);
-        return status;
-    }
-    *ready_p = true;
-    *end_p = &end->base;
-    return WHERRY_OK;
+    WH_THEN(status, hand_over(end, &message, error));
+    *ready_p = status == WHERRY_OK;
+    return wh_lane_deliver(&wh_lane_ring, &end->base, status, end_p);
 }
 
 /*
@@ -422,10 +394,7 @@ static wherry_status wait_memory(wh_ring_end *end, int *memory_p, wherry_error *
                 "or overloaded: increase the timeout, or receive from another rank",
                 (int)site->peer);
         }
-        wherry_status status = take_datagram(end, &memory, error);
-        if (status != WHERRY_OK) {
-            return status;
-        }
+        WH_TRY(take_datagram(end, &memory, error));
     }
     *memory_p = memory;
     return WHERRY_OK;
@@ -433,11 +402,8 @@ static wherry_status wait_memory(wh_ring_end *end, int *memory_p, wherry_error *
 
 static wherry_status meet(wh_ring_end *end, wherry_error *error) {
     int memory = -1;
-    wherry_status status = wait_memory(end, &memory, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = open_memory(end, memory, error);
+    WH_TRY(wait_memory(end, &memory, error));
+    wherry_status status = open_memory(end, memory, error);
     close(memory);
     if (status != WHERRY_OK) {
         return status;
@@ -485,7 +451,7 @@ wherry_status wh_ring_admit(wh_ring_end *end, wherry_error *error) {
 
 const wh_lane_ops wh_lane_ring = {
     .name = "ring",
-    .traits = WH_LANE_DIGESTS | WH_LANE_STAGES,
+    .traits = WH_LANE_DIGESTS | WH_LANE_STAGES | WH_LANE_PRIVATE,
     .offer = ring_offer,
     .probe = ring_probe,
     .accept = ring_accept,

@@ -18,8 +18,6 @@
 #include "base/error.h"
 #include "lane/ring/ring_internal.h"
 
-#define NS_PER_MS UINT64_C(1000000)
-
 /*
  * Number of polls before a worker sleeps. They take a few microseconds. More polls are not faster
  * on idle processors. On busy processors, they take time from the other side.
@@ -49,7 +47,7 @@ static bool share_processor(uint32_t worker, uint32_t workers) {
  * not wake the thread.
  */
 static void sleep_on(_Atomic uint32_t *word, uint32_t seen, uint64_t nanoseconds) {
-    struct timespec most = {0, (long)wh_min(nanoseconds, WH_RING_NAP_MS * NS_PER_MS)};
+    struct timespec most = {0, (long)wh_min(nanoseconds, WH_RING_NAP_MS * WH_NS_PER_MS)};
     syscall(SYS_futex, word, FUTEX_WAIT, seen, &most, NULL, 0);
 }
 
@@ -114,10 +112,7 @@ wherry_status wh_ring_wait(const wh_ring_end *end, _Atomic uint32_t *word, _Atom
     }
     wh_deadline give_up = wh_deadline_in_ms(end->site->no_progress_ms);
     while (value == seen) {
-        wherry_status status = check_limits(end, give_up, error);
-        if (status != WHERRY_OK) {
-            return status;
-        }
+        WH_TRY(check_limits(end, give_up, error));
         atomic_store(waits, 1);
         /* Read `closed` before `word`, so that frames written before the close are not lost. */
         uint32_t gone = atomic_load(closed);
@@ -149,7 +144,7 @@ typedef struct pushing {
     uint32_t worker;
     uint32_t head;         /* number of frames written */
     uint32_t tail;         /* number of frames that the receiver has read, as last seen */
-    bool shares;           /* pinned by share_processor */
+    bool shares;           /* True if the worker was pinned by share_processor. */
     wh_segments segments;  /* the runs of the chunk */
     wh_digester *digester; /* NULL: no digests */
 } pushing;
@@ -192,24 +187,6 @@ static void publish(pushing *pusher, wh_ring_kind kind, size_t length, uint64_t 
     }
 }
 
-static void fill_slot(pushing *pusher, wh_run_cursor *cursor, size_t length) {
-    uint8_t *slot = wh_ring_slot(pusher->end, pusher->worker, pusher->head);
-    if (!pusher->digester) {
-        wh_run_cursor_pack(cursor, slot, length);
-        return;
-    }
-    /* Copies and hashes run by run, because a run is in the CPU cache after it was copied. */
-    while (length > 0) {
-        size_t step = wh_min(wh_run_cursor_left(cursor), length);
-        const uint8_t *run = wh_run_cursor_here(cursor);
-        wh_copy_into_cache(slot, run, step);
-        wh_digester_add(pusher->digester, run, step);
-        wh_run_cursor_advance(cursor, step);
-        slot += step;
-        length -= step;
-    }
-}
-
 static wherry_status push_chunk(pushing *pusher, uint64_t chunk, wherry_error *error) {
     const wh_feed *feed = pusher->feed;
     wherry_status status = feed->gather(feed->context, chunk, &pusher->segments, error);
@@ -225,7 +202,7 @@ static wherry_status push_chunk(pushing *pusher, uint64_t chunk, wherry_error *e
         if ((status = make_room(pusher, error)) != WHERRY_OK) {
             break;
         }
-        fill_slot(pusher, &cursor, length);
+        wh_run_cursor_pack(&cursor, wh_ring_slot(pusher->end, pusher->worker, pusher->head), length, pusher->digester);
         if (last && pusher->digester) {
             wherry_digest digest = wh_digester_end(pusher->digester);
             publish(pusher, WH_RING_LAST_DIGEST, length, chunk, &digest);
@@ -264,12 +241,8 @@ wherry_status wh_ring_push(wh_lane_end *base, uint32_t worker, const wh_feed *fe
     pusher.head = end->frames[worker];
     pusher.tail = atomic_load_explicit(&pusher.ring->tail, memory_order_acquire);
     wherry_status status = wh_ring_admit(end, error);
-    if (status == WHERRY_OK && feed->verify && !(pusher.digester = wh_digester_create())) {
-        status = wh_fail_memory(error, "the digests of chunks");
-    }
-    if (status == WHERRY_OK) {
-        status = push_round(&pusher, error);
-    }
+    WH_THEN(status, wh_digester_need(feed->verify, &pusher.digester, error));
+    WH_THEN(status, push_round(&pusher, error));
     end->frames[worker] = pusher.head;
     wh_digester_destroy(pusher.digester);
     wh_segments_destroy(&pusher.segments);
@@ -286,8 +259,8 @@ typedef struct pulling {
     uint32_t worker;
     uint32_t head;        /* number of frames that the source has written, as last seen */
     uint32_t tail;        /* number of frames read */
-    bool shares;          /* pinned by share_processor */
-    bool open;            /* a chunk is open, and the next frame continues it */
+    bool shares;          /* True if the worker was pinned by share_processor. */
+    bool open;            /* True if a chunk is open and the next frame continues it. */
     uint64_t left;        /* bytes of the open chunk that are still missing */
     wh_run_cursor cursor; /* position in the destinations of the open chunk */
     wh_landing landing;
@@ -371,29 +344,10 @@ static wherry_status open_chunk(pulling *puller, uint64_t chunk, wherry_error *e
     return status;
 }
 
-/* Copies and hashes run by run, because a run is in the CPU cache after it was copied. */
-static void copy_and_hash(pulling *puller, const uint8_t *slot, size_t length) {
-    while (length > 0) {
-        size_t step = wh_min(wh_run_cursor_left(&puller->cursor), length);
-        uint8_t *run = wh_run_cursor_here(&puller->cursor);
-        if (run) {
-            memcpy(run, slot, step);
-            wh_digester_add(puller->digester, run, step);
-        }
-        wh_run_cursor_advance(&puller->cursor, step);
-        slot += step;
-        length -= step;
-    }
-}
-
 /* Copies the bytes of a slot to their destinations, and frees the slot. */
 static void empty_slot(pulling *puller, size_t length) {
     const uint8_t *slot = wh_ring_slot(puller->end, puller->worker, puller->tail);
-    if (puller->digester) {
-        copy_and_hash(puller, slot, length);
-    } else {
-        wh_run_cursor_unpack(&puller->cursor, slot, length);
-    }
+    wh_run_cursor_unpack(&puller->cursor, slot, length, puller->digester);
     puller->left -= length;
     puller->tail++;
     if (!puller->shares || puller->tail == puller->head) {
@@ -403,13 +357,9 @@ static void empty_slot(pulling *puller, size_t length) {
 }
 
 static wherry_status close_chunk(pulling *puller, const arrival *frame, wherry_error *error) {
-    wherry_digest landed = {0};
-    if (puller->digester) {
-        landed = wh_digester_end(puller->digester);
-    }
     puller->open = false;
-    return puller->sink->close(puller->sink->context, &puller->landing, puller->digester ? &landed : NULL,
-                               frame->kind == WH_RING_LAST_DIGEST ? &frame->digest : NULL, error);
+    return wh_sink_close(puller->sink, &puller->landing, puller->digester,
+                         frame->kind == WH_RING_LAST_DIGEST ? &frame->digest : NULL, error);
 }
 
 static wherry_status pull_round(pulling *puller, wherry_error *error) {
@@ -419,9 +369,7 @@ static wherry_status pull_round(pulling *puller, wherry_error *error) {
         if (status == WHERRY_OK && frame.kind != WH_RING_END && !puller->open) {
             status = open_chunk(puller, frame.chunk, error);
         }
-        if (status == WHERRY_OK) {
-            status = check_frame(puller, &frame, error);
-        }
+        WH_THEN(status, check_frame(puller, &frame, error));
         if (status != WHERRY_OK) {
             return status;
         }
@@ -438,19 +386,12 @@ static wherry_status pull_round(pulling *puller, wherry_error *error) {
 
 wherry_status wh_ring_pull(wh_lane_end *base, uint32_t worker, const wh_sink *sink, wherry_error *error) {
     wh_ring_end *end = wh_ring_end_of(base);
-    wherry_status status = wh_ring_enter(end, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_ring_enter(end, error));
     pulling puller = {.end = end, .ring = &end->shared->rings[worker], .sink = sink, .worker = worker};
     puller.shares = share_processor(worker, base->workers);
     puller.head = puller.tail = end->frames[worker];
-    if (sink->verify && !(puller.digester = wh_digester_create())) {
-        status = wh_fail_memory(error, "the digests of chunks");
-    }
-    if (status == WHERRY_OK) {
-        status = pull_round(&puller, error);
-    }
+    wherry_status status = wh_digester_need(sink->verify, &puller.digester, error);
+    WH_THEN(status, pull_round(&puller, error));
     end->frames[worker] = puller.tail;
     wh_digester_destroy(puller.digester);
     wh_landing_destroy(&puller.landing);

@@ -51,9 +51,19 @@ static stream_end *new_end(const wh_lane_site *site, uint32_t workers, wherry_er
     own->base.workers = workers;
     for (uint32_t i = 0; i < workers; i++) {
         own->workers[i].site = site;
-        own->workers[i].channel = -1;
+        own->workers[i].channel = WH_NO_SOCKET;
     }
     return own;
+}
+
+/** Gives the first workers their channels. */
+static void attach_all(stream_end *own, wh_socket *channels, uint32_t count) {
+    own->base.encrypted = count > 0;
+    for (uint32_t i = 0; i < count; i++) {
+        own->base.encrypted = own->base.encrypted && channels[i].tls;
+        wh_stream_worker_attach(own->workers + i, channels[i]);
+        channels[i] = WH_NO_SOCKET;
+    }
 }
 
 /** Gets the maximum number of channels of this side. */
@@ -88,12 +98,12 @@ typedef struct dialling {
     pthread_cond_t changed;
     uint32_t working; /**< Number of threads that have not ended. */
     uint32_t opened;
-    int channels[CHANNELS_MAX];
+    wh_socket channels[CHANNELS_MAX];
 } dialling;
 
 static wherry_status open_one(dialling *d, const wh_stop *stop, wherry_error *error) {
     const wh_lane_site *site = d->site;
-    int channel;
+    wh_socket channel;
     WH_TRY(wh_group_connect(site->group, site->peer, site->tag, d->deadline, stop, &channel, error));
     pthread_mutex_lock(&d->lock);
     d->channels[d->opened++] = channel;
@@ -167,11 +177,11 @@ static void log_addresses(const dialling *d, uint32_t wanted) {
     char there[NI_MAXHOST];
     struct sockaddr_storage ends[2] = {{0}, {0}};
     socklen_t sizes[2] = {sizeof(ends[0]), sizeof(ends[1])};
-    (void)getsockname(d->channels[0], (struct sockaddr *)&ends[0], &sizes[0]);
-    (void)getpeername(d->channels[0], (struct sockaddr *)&ends[1], &sizes[1]);
-    wh_log(WHERRY_LOG_INFO, "stream: opened %u of %u channels to rank %d, from %s to %s", (unsigned)d->opened,
-           (unsigned)wanted, (int)d->site->peer, describe(&ends[0], sizes[0], here, sizeof(here)),
-           describe(&ends[1], sizes[1], there, sizeof(there)));
+    (void)getsockname(d->channels[0].fd, (struct sockaddr *)&ends[0], &sizes[0]);
+    (void)getpeername(d->channels[0].fd, (struct sockaddr *)&ends[1], &sizes[1]);
+    wh_log(WHERRY_LOG_INFO, "stream: opened %u of %u channels to rank %d, %sfrom %s to %s", (unsigned)d->opened,
+           (unsigned)wanted, (int)d->site->peer, d->channels[0].tls ? "encrypted, " : "",
+           describe(&ends[0], sizes[0], here, sizeof(here)), describe(&ends[1], sizes[1], there, sizeof(there)));
 }
 
 /** Opens up to one channel per worker of the end. Removes the workers that have no channel. */
@@ -182,14 +192,14 @@ static wherry_status dial(const wh_lane_site *site, stream_end *own, wherry_erro
     pthread_mutex_init(&d.lock, NULL);
     wh_condition_init(&d.changed);
     wherry_status status = open_all(&d, wanted, error);
-    for (uint32_t i = 0; i < d.opened; i++) {
-        wh_stream_worker_attach(own->workers + i, d.channels[i]);
+    if (status == WHERRY_OK) {
+        log_addresses(&d, wanted);
     }
+    attach_all(own, d.channels, d.opened);
     if (status == WHERRY_OK && wh_stop_requested(site->stop)) {
         status = wh_site_cancelled(error);
     }
     if (status == WHERRY_OK) {
-        log_addresses(&d, wanted);
         own->base.workers = d.opened; /* The other workers own nothing, so they need no cleanup. */
     }
     pthread_cond_destroy(&d.changed);
@@ -217,12 +227,7 @@ static wherry_status stream_probe(const wh_lane_site *site, const void *offer, s
         wh_string_append(request, (const char *)bytes, sizeof(bytes));
         status = request->failed ? wh_fail_memory(error, "the request of a lane") : WHERRY_OK;
     }
-    if (status != WHERRY_OK) {
-        stream_close(&own->base);
-        return status;
-    }
-    *end_p = &own->base;
-    return WHERRY_OK;
+    return wh_lane_deliver(&wh_lane_stream, &own->base, status, end_p);
 }
 
 /* ---- the source takes over the channels ---- */
@@ -231,8 +236,8 @@ static wherry_status stream_probe(const wh_lane_site *site, const void *offer, s
 static size_t find_open(const wh_lane_site *site) {
     size_t open = 0;
     for (size_t i = 0; i < site->channel_count; i++) {
-        int channel = site->channels[i];
-        struct pollfd closed = {channel, POLLRDHUP, 0};
+        wh_socket channel = site->channels[i];
+        struct pollfd closed = {channel.fd, POLLRDHUP, 0};
         if (poll(&closed, 1, 0) == 0) {
             site->channels[i] = site->channels[open];
             site->channels[open++] = channel;
@@ -256,10 +261,7 @@ static wherry_status stream_accept(const wh_lane_site *site, const void *request
     if (!own) {
         return WHERRY_NO_MEMORY;
     }
-    for (uint32_t i = 0; i < wanted; i++) {
-        wh_stream_worker_attach(own->workers + i, site->channels[i]);
-        site->channels[i] = -1;
-    }
+    attach_all(own, site->channels, wanted);
     *ready_p = true;
     *end_p = &own->base;
     return WHERRY_OK;
@@ -277,7 +279,7 @@ static wherry_status stream_push(wh_lane_end *end, uint32_t worker, const wh_fee
 
 const wh_lane_ops wh_lane_stream = {
     .name = "stream",
-    .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_STAGES,
+    .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_STAGES | WH_LANE_PRIVATE,
     .offer = stream_offer,
     .probe = stream_probe,
     .accept = stream_accept,

@@ -32,7 +32,7 @@ enum {
 /** A worker on either side, and its channel. Only one thread at a time may use it. */
 typedef struct wh_stream_worker {
     const wh_lane_site *site;
-    int channel; /**< A socket; -1: not attached yet. */
+    wh_socket channel; /**< None: not attached yet. */
     wh_digester *digester;
     wh_segments segments; /**< Source: the chunk being written. */
     wh_landing landing;   /**< Receiver: the chunk being read. */
@@ -43,7 +43,7 @@ typedef struct wh_stream_worker {
 } wh_stream_worker;
 
 /** Gives a worker its channel. The worker owns it from now on. Cannot fail. */
-void wh_stream_worker_attach(wh_stream_worker *worker, int channel);
+void wh_stream_worker_attach(wh_stream_worker *worker, wh_socket channel);
 
 /** Closes the worker's channel and frees its memory. */
 void wh_stream_worker_destroy(wh_stream_worker *worker);

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/checked.h"
@@ -17,13 +16,15 @@
 #include "lane/stream/stream_internal.h"
 
 enum {
-    PLAIN_STEP = 4 << 20,    /* maximum number of bytes per system call without digests */
-    HASHED_STEP = 512 << 10, /* maximum with digests; small enough to stay in the CPU cache */
+    PLAIN_STEP = 4 << 20, /* maximum number of bytes per system call without digests */
+    /* maximum number with digests; small enough to stay in the CPU cache */
+    HASHED_STEP = 512 << 10,
 };
 
 /* ---- the channel ---- */
 
-void wh_stream_worker_attach(wh_stream_worker *worker, int channel) {
+void wh_stream_worker_attach(wh_stream_worker *worker, wh_socket channel) {
+    int fd = channel.fd;
     worker->channel = channel;
     /*
      * Use blocking calls with a short timeout, because they are faster than poll(). On Unix
@@ -31,23 +32,21 @@ void wh_stream_worker_attach(wh_stream_worker *worker, int channel) {
      * the timeouts cannot be set, the channel stays non-blocking, which also works.
      */
     struct timeval slice = {0, WH_STREAM_SLICE_US};
-    int flags = fcntl(channel, F_GETFL);
-    if (flags >= 0 && setsockopt(channel, SOL_SOCKET, SO_RCVTIMEO, &slice, sizeof(slice)) == 0 &&
-        setsockopt(channel, SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof(slice)) == 0) {
-        (void)fcntl(channel, F_SETFL, flags & ~O_NONBLOCK);
+    int flags = fcntl(fd, F_GETFL);
+    if (flags >= 0 && setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, sizeof(slice)) == 0 &&
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof(slice)) == 0) {
+        (void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
     }
     /*
      * The header that ends a round is short, and must be sent without waiting for an
      * acknowledgement. Unix sockets do not have this option, and do not need it.
      */
     int on = 1;
-    (void)setsockopt(channel, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
 void wh_stream_worker_destroy(wh_stream_worker *worker) {
-    if (worker->channel >= 0) {
-        close(worker->channel);
-    }
+    wh_socket_close(&worker->channel);
     wh_digester_destroy(worker->digester);
     wh_segments_destroy(&worker->segments);
     wh_landing_destroy(&worker->landing);
@@ -72,7 +71,7 @@ static wherry_status write_all(const wh_stream_worker *worker, struct iovec *seg
     uint64_t left = bytes_of(segments, count);
     for (;;) {
         wherry_status status =
-            wh_channel_write(worker->channel, segments, count, site->stop, wh_site_patience(site), error);
+            wh_channel_write(&worker->channel, segments, count, site->stop, wh_site_patience(site), error);
         if (status != WHERRY_TIMED_OUT) {
             return wh_site_blame(site, status, error);
         }
@@ -92,15 +91,8 @@ static wherry_status read_some(const wh_stream_worker *worker, const struct iove
         return wh_site_timed_out(site, error);
     }
     wherry_status status =
-        wh_channel_read_some(worker->channel, segments, count, site->stop, wh_site_patience(site), got_p, error);
+        wh_channel_read_some(&worker->channel, segments, count, site->stop, wh_site_patience(site), got_p, error);
     return status == WHERRY_TIMED_OUT ? wh_site_timed_out(site, error) : wh_site_blame(site, status, error);
-}
-
-static wherry_status need_digester(wh_stream_worker *worker, wherry_error *error) {
-    if (!worker->digester) {
-        worker->digester = wh_digester_create();
-    }
-    return worker->digester ? WHERRY_OK : wh_fail_memory(error, "a digest");
 }
 
 /* ---- the source ---- */
@@ -124,35 +116,23 @@ static wherry_status write_window(wh_stream_worker *worker, size_t runs, wherry_
     return status;
 }
 
-/** Hashes bytes that were just written. The kernel's copy has brought them into the CPU cache. */
-static void digest_runs(wh_stream_worker *worker, wh_run_cursor cursor, size_t bytes) {
-    while (bytes) {
-        size_t part = wh_min(wh_run_cursor_left(&cursor), bytes);
-        wh_digester_add(worker->digester, wh_run_cursor_here(&cursor), part);
-        wh_run_cursor_advance(&cursor, part);
-        bytes -= part;
-    }
-}
-
 /** Sends a chunk. Its digest is sent with the next header. */
 static wherry_status push_chunk(wh_stream_worker *worker, const wh_feed *feed, uint64_t chunk, wherry_error *error) {
-    wherry_status status = feed->gather(feed->context, chunk, &worker->segments, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(feed->gather(feed->context, chunk, &worker->segments, error));
     complete_header(worker, chunk, worker->segments.bytes | (feed->verify ? WH_STREAM_DIGEST_FOLLOWS : 0));
     if (feed->verify) {
         wh_digester_begin(worker->digester);
     }
     wh_run_cursor cursor = wh_run_cursor_at(&worker->segments);
     size_t bytes;
+    wherry_status status;
     do {
         size_t runs = wh_run_cursor_window(&cursor, NULL, worker->window + 1, WH_STREAM_RUNS - 1,
                                            feed->verify ? HASHED_STEP : PLAIN_STEP, &bytes);
         status = bytes || worker->header_bytes ? write_window(worker, runs, error) : WHERRY_OK;
         if (status == WHERRY_OK && bytes) {
-            if (feed->verify) {
-                digest_runs(worker, cursor, bytes);
+            if (feed->verify) { /* The kernel's copy has brought the bytes into the CPU cache. */
+                wh_run_cursor_digest(cursor, worker->digester, bytes);
             }
             wh_run_cursor_advance(&cursor, bytes);
             feed->moved(feed->context, bytes);
@@ -166,7 +146,7 @@ static wherry_status push_chunk(wh_stream_worker *worker, const wh_feed *feed, u
 }
 
 wherry_status wh_stream_push(wh_stream_worker *worker, const wh_feed *feed, wherry_error *error) {
-    wherry_status status = feed->verify ? need_digester(worker, error) : WHERRY_OK;
+    wherry_status status = wh_digester_need(feed->verify, &worker->digester, error);
     uint64_t chunk;
     memset(worker->header, 0, sizeof(worker->header));
     do {
@@ -205,10 +185,7 @@ static wherry_status read_header(wh_stream_worker *worker, wherry_error *error) 
     while (worker->header_bytes < WH_STREAM_HEADER_BYTES) {
         struct iovec rest = {worker->header + worker->header_bytes, WH_STREAM_HEADER_BYTES - worker->header_bytes};
         size_t got = 0;
-        wherry_status status = read_some(worker, &rest, 1, &got, error);
-        if (status != WHERRY_OK) {
-            return status;
-        }
+        WH_TRY(read_some(worker, &rest, 1, &got, error));
         worker->header_bytes += got;
     }
     return WHERRY_OK;
@@ -225,10 +202,7 @@ static wherry_status malformed(const wh_stream_worker *worker, wherry_error *err
 /** Reads a header completely and parses it. */
 static wherry_status take_header(wh_stream_worker *worker, frame *frame_p, wherry_error *error) {
     static const uint8_t zeros[WH_STREAM_HEADER_BYTES - WH_STREAM_HEADER_USED];
-    wherry_status status = read_header(worker, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(read_header(worker, error));
     uint64_t length = wh_load_be64(worker->header + WHERRY_DIGEST_BYTES + 8);
     *frame_p = (frame){.chunk = wh_load_be64(worker->header + WHERRY_DIGEST_BYTES),
                        .length = length & ~WH_STREAM_DIGEST_FOLLOWS,
@@ -267,10 +241,7 @@ static wherry_status read_bytes(wh_stream_worker *worker, const wh_sink *sink, c
         if (bytes == left) {
             worker->window[runs++] = (struct iovec){worker->header, WH_STREAM_HEADER_BYTES};
         }
-        wherry_status status = read_some(worker, worker->window, runs, &got, error);
-        if (status != WHERRY_OK) {
-            return status;
-        }
+        WH_TRY(read_some(worker, worker->window, runs, &got, error));
         worker->header_bytes = got > bytes ? got - bytes : 0;
         got -= worker->header_bytes;
         if (sink->verify) {
@@ -298,24 +269,15 @@ static wherry_status pull_chunk(wh_stream_worker *worker, const wh_sink *sink, c
     if (sink->verify) {
         wh_digester_begin(worker->digester);
     }
-    status = read_bytes(worker, sink, what, error);
-    if (status == WHERRY_OK && sink->verify) {
-        status = read_header(worker, error);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    if (!sink->verify) {
-        return sink->close(sink->context, landing, NULL, NULL, error);
-    }
+    WH_TRY(read_bytes(worker, sink, what, error));
+    WH_TRY(sink->verify ? read_header(worker, error) : WHERRY_OK);
     wherry_digest claimed;
     memcpy(claimed.bytes, worker->header, WHERRY_DIGEST_BYTES);
-    wherry_digest digest = wh_digester_end(worker->digester);
-    return sink->close(sink->context, landing, &digest, &claimed, error);
+    return wh_sink_close(sink, landing, worker->digester, sink->verify ? &claimed : NULL, error);
 }
 
 wherry_status wh_stream_pull(wh_stream_worker *worker, const wh_sink *sink, wherry_error *error) {
-    wherry_status status = sink->verify ? need_digester(worker, error) : WHERRY_OK;
+    wherry_status status = wh_digester_need(sink->verify, &worker->digester, error);
     frame next;
     while (status == WHERRY_OK && (status = take_header(worker, &next, error)) == WHERRY_OK) {
         bool empty = next.chunk == WH_STREAM_END || next.chunk == WH_STREAM_PAUSE;

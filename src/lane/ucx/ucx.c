@@ -69,21 +69,21 @@ static uint8_t *scratch_begin(const wh_ucx_link *link) {
 }
 
 /**
- * Takes a part of the scratch memory, WH_UCX_PART bytes. Chooses the first free part, because it is
- * most likely in the CPU cache. There are as many parts as slots, so one is always free. @return
- * NULL if out of memory.
+ * Takes a part of the scratch memory, WH_UCX_SLOT_BYTES bytes. Chooses the first free part, because
+ * it is most likely in the CPU cache. There are as many parts as slots, so one is always free.
+ * @return NULL if out of memory.
  */
 static uint8_t *take_scratch(wh_ucx_link *link) {
-    if (!WH_RESERVE(link->scratch, link->scratch_bytes, (size_t)WH_UCX_SLOTS * WH_UCX_PART + HUGE_PAGE_BYTES)) {
+    if (!WH_RESERVE(link->scratch, link->scratch_bytes, (size_t)WH_UCX_SLOTS * WH_UCX_SLOT_BYTES + HUGE_PAGE_BYTES)) {
         return NULL;
     }
     unsigned part = (unsigned)__builtin_ctz(~link->scratch_used);
     link->scratch_used |= 1U << part;
-    return scratch_begin(link) + (size_t)part * WH_UCX_PART;
+    return scratch_begin(link) + (size_t)part * WH_UCX_SLOT_BYTES;
 }
 
 static void give_scratch(wh_ucx_link *link, const uint8_t *part) {
-    link->scratch_used &= ~(1U << (size_t)(part - scratch_begin(link)) / WH_UCX_PART);
+    link->scratch_used &= ~(1U << (size_t)(part - scratch_begin(link)) / WH_UCX_SLOT_BYTES);
 }
 
 void wh_ucx_note_progress(wh_ucx_worker *worker) {
@@ -134,10 +134,7 @@ static wherry_status progress(wh_ucx_worker *worker, wherry_error *error) {
 static wherry_status begin_round(wh_ucx_worker *worker, bool verify, wherry_error *error) {
     wh_ucx_note_progress(worker);
     worker->link->scratch_used = 0;
-    if (verify && !worker->digester) {
-        worker->digester = wh_digester_create();
-    }
-    return verify && !worker->digester ? wh_fail_memory(error, "a digest") : WHERRY_OK;
+    return wh_digester_need(verify, &worker->digester, error);
 }
 
 /**
@@ -214,8 +211,8 @@ static wherry_status send_piece(wh_ucx_worker *worker, wh_ucx_outgoing *slot, bo
         return WHERRY_OK;
     } else {
         from = slot->packed = take_scratch(worker->link);
-        WH_TRY(wh_check_memory(from, error, "a piece"));
-        wh_run_cursor_pack(&source->cursor, slot->packed, bytes);
+        WH_TRY_ALLOC(from, error, "a piece");
+        wh_run_cursor_pack(&source->cursor, slot->packed, bytes, NULL);
     }
     wh_ucx_header header = {
         .kind = WH_UCX_PIECE, .chunk = source->chunk, .bytes = source->segments.bytes, .offset = source->offset};
@@ -337,7 +334,7 @@ static wherry_status fail_meeting(const wh_ucx_worker *worker, ucs_status_t why,
 /** Sends HELLO, which has this side's address for the answer, and waits for WELCOME. */
 static wherry_status meet(wh_ucx_worker *worker, wherry_error *error) {
     wh_deadline limit = wh_deadline_in_ms(wh_ucx_meet_ms);
-    bool looked = false; /* the extra time has begun; see is_given_up */
+    bool looked = false; /* True if the extra time has begun; see is_given_up. */
     wh_ucx_link_greet(worker->link, WH_UCX_HELLO, worker->end->token);
     while (!worker->source->met) {
         wherry_status status = progress(worker, error);
@@ -425,7 +422,7 @@ static const char *take_hello(wh_ucx_receiver *receiver, const void *data, size_
     if (receiver->hello || rendezvous || size <= WH_UCX_ID_BYTES || size > WH_LANE_OFFER_MAX) {
         return "a malformed HELLO or a second HELLO";
     }
-    receiver->hello = (uint8_t *)wh_copy_text(data, size);
+    receiver->hello = (uint8_t *)wh_text_copy(data, size);
     return receiver->hello ? NULL : "a HELLO, but this process has no memory left to store it";
 }
 
@@ -521,7 +518,7 @@ static wherry_status begin_piece(wh_ucx_worker *worker, const wh_sink *sink, whe
     slot->digest = piece->header.digest;
     slot->direct = cursor->at->iov_base && wh_run_cursor_left(cursor) >= piece->bytes;
     slot->to = slot->direct ? wh_run_cursor_here(cursor) : take_scratch(worker->link);
-    WH_TRY(wh_check_memory(slot->to, error, "a piece"));
+    WH_TRY_ALLOC(slot->to, error, "a piece");
     wh_run_cursor_advance(cursor, piece->bytes);
     slot->chunk->begun += piece->bytes;
     receiver->queue_first = (receiver->queue_first + 1) % WH_UCX_QUEUE;
@@ -546,7 +543,7 @@ static wherry_status end_piece(wh_ucx_worker *worker, const wh_sink *sink, wherr
         wh_digester_add(worker->digester, slot->to, slot->bytes);
     }
     if (!slot->direct) {
-        wh_run_cursor_unpack(&slot->cursor, slot->to, slot->bytes);
+        wh_run_cursor_unpack(&slot->cursor, slot->to, slot->bytes, NULL);
         give_scratch(worker->link, slot->to);
     }
     receiver->slot_first = (receiver->slot_first + 1) % WH_UCX_SLOTS;
@@ -557,15 +554,10 @@ static wherry_status end_piece(wh_ucx_worker *worker, const wh_sink *sink, wherr
     if (chunk->landed < chunk->landing.segments.bytes) {
         return WHERRY_OK;
     }
-    wherry_digest digest;
-    if (sink->verify) {
-        digest = wh_digester_end(worker->digester);
-    }
     receiver->arriving_first = (receiver->arriving_first + 1) % (WH_UCX_SLOTS + 1);
     receiver->arriving_count--;
     receiver->closed++;
-    return sink->close(sink->context, &chunk->landing, sink->verify ? &digest : NULL,
-                       sink->verify ? &slot->digest : NULL, error);
+    return wh_sink_close(sink, &chunk->landing, worker->digester, sink->verify ? &slot->digest : NULL, error);
 }
 
 /** Begins announced pieces while slots are free, and ends pieces that have arrived. */
@@ -688,7 +680,7 @@ static wherry_status open_worker(wh_ucx_worker *worker, const uint8_t *peer_id, 
     } else {
         worker->receiver = wh_alloc_zeroed(1, sizeof(*worker->receiver));
     }
-    WH_TRY(wh_check_memory(peer_id ? (void *)worker->source : worker->receiver, error, "a lane"));
+    WH_TRY_ALLOC(peer_id ? (void *)worker->source : worker->receiver, error, "a lane");
     WH_TRY(wh_ucx_link_take(peer_id, long_segments, &worker->link, error));
     worker->link->message = peer_id ? source_message : wh_ucx_receiver_message;
     worker->link->message_context = worker;
@@ -704,7 +696,7 @@ static wherry_status open_end(const wh_lane_site *site, const wh_ucx_request *re
                               wherry_error *error) {
     wh_ucx_end *end = wh_alloc_zeroed(1, sizeof(*end));
     wherry_status status = WHERRY_OK;
-    WH_TRY(wh_check_memory(end, error, "a lane"));
+    WH_TRY_ALLOC(end, error, "a lane");
     end->base.workers = request->workers;
     end->site = site;
     end->is_source = request->addresses[0].id;
@@ -767,13 +759,7 @@ static wherry_status ucx_probe(const wh_lane_site *site, const void *offer, size
     wh_ucx_request wanted = {.workers = (uint32_t)wh_min(own.workers, peer.workers),
                              .long_segments = own.long_segments && peer.long_segments};
     WH_TRY(open_end(site, &wanted, &end, error));
-    wherry_status status = write_request(end, request, error);
-    if (status != WHERRY_OK) {
-        ucx_close(&end->base);
-        return status;
-    }
-    *end_p = &end->base;
-    return WHERRY_OK;
+    return wh_lane_deliver(&wh_lane_ucx, &end->base, write_request(end, request, error), end_p);
 }
 
 static wherry_status ucx_accept(const wh_lane_site *site, const void *bytes, size_t size, bool *ready_p,
@@ -796,13 +782,8 @@ static wherry_status ucx_accept(const wh_lane_site *site, const void *bytes, siz
         status = wh_ucx_link_connect(end->workers[i].link, address->id, address->bytes, site->peer, error);
     }
     wh_ucx_leave();
-    if (status != WHERRY_OK) {
-        ucx_close(&end->base);
-        return status;
-    }
-    *ready_p = true;
-    *end_p = &end->base;
-    return WHERRY_OK;
+    *ready_p = status == WHERRY_OK;
+    return wh_lane_deliver(&wh_lane_ucx, &end->base, status, end_p);
 }
 
 static void ucx_describe(const wh_lane_end *base, wh_string *text) {

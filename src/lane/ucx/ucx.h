@@ -19,7 +19,7 @@ enum {
     WH_UCX_SLOTS = 8,
     /** Room for announced pieces per worker of a receiver. A correct source never fills it. */
     WH_UCX_QUEUE = 2 * WH_UCX_SLOTS,
-    WH_UCX_PART = WH_UCX_PIECE_MAX,                 /**< Bytes of scratch memory per slot. */
+    WH_UCX_SLOT_BYTES = WH_UCX_PIECE_MAX,           /**< Bytes of scratch memory per slot. */
     WH_UCX_DETAIL_MAX = WH_UCX_TRANSPORTS_MAX + 32, /**< Room for "UCX 1.22.0 over tcp/eth0". */
 };
 

@@ -3,9 +3,10 @@
 #define WH_LANE_UCX_LIBRARY_H
 
 #include <stdbool.h>
-#include <ucp/api/ucp.h>
 
 #include <wherry/base.h>
+
+#include "lane/ucx/ucp_declarations.h"
 
 /** The functions that the lane calls. */
 #define WH_UCX_FUNCTIONS(X)                                                                                            \
@@ -35,7 +36,7 @@
 
 /**
  * The oldest supported version. Before 1.14, UCX ends the process if a peer dies while the two are
- * connecting. 1.15 is the oldest version that was tested. The headers of the build may be older.
+ * connecting. 1.15 is the oldest version that was tested.
  */
 enum { WH_UCX_MAJOR = 1, WH_UCX_MINOR = 15 };
 

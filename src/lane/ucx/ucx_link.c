@@ -120,7 +120,7 @@ static wherry_status create_worker(wh_ucx_link *link, wherry_error *error) {
         return fail_ucx(ucx, status, "create a worker", error);
     }
     link->hello = wh_alloc(WH_UCX_ID_BYTES + link->address_size);
-    WH_TRY(wh_check_memory(link->hello, error, "a lane"));
+    WH_TRY_ALLOC(link->hello, error, "a lane");
     memcpy(link->hello, link->id, WH_UCX_ID_BYTES);
     memcpy(link->hello + WH_UCX_ID_BYTES, link->address, link->address_size);
     return WHERRY_OK;
@@ -154,7 +154,7 @@ static void destroy_link(wh_ucx_link *link) {
 static wherry_status create_link(const wh_ucx_library *ucx, bool long_segments, wh_ucx_link **link_p,
                                  wherry_error *error) {
     wh_ucx_link *link = wh_alloc_zeroed(1, sizeof(*link));
-    WH_TRY(wh_check_memory(link, error, "a lane"));
+    WH_TRY_ALLOC(link, error, "a lane");
     wherry_status status = wh_random_fill(link->id, sizeof(link->id), error);
     if (status != WHERRY_OK) {
         wh_free(link);
@@ -389,6 +389,7 @@ const char *wh_ucx_link_transports(wh_ucx_link *link) {
 
 static wh_ucx_link *kept; /**< The cached links, most recently used first. */
 static uint32_t kept_count;
+static wh_ucx_link *used; /**< The links in use. */
 static uint32_t used_count;
 static bool foreign;  /**< The program had loaded UCX before Wherry did. */
 static bool exits;    /**< at_exit is registered. */
@@ -412,6 +413,7 @@ static void destroy_kept(void) {
 /** Does not destroy the links of the parent, because UCX's threads do not exist in the child. */
 static void after_fork_in_child(void) {
     unusable = unusable || used_count || foreign;
+    used = NULL;
     used_count = 0;
 }
 
@@ -429,11 +431,36 @@ static wh_ucx_link *find_kept(const uint8_t *peer_id, bool long_segments) {
         const wh_ucx_link *link = *at;
         bool fits =
             peer_id ? link->of_source && memcmp(link->peer_id, peer_id, WH_UCX_ID_BYTES) == 0 : !link->of_source;
-        if (fits && link->long_segments == long_segments) {
+        if (fits && !link->stale && link->long_segments == long_segments) {
             return remove_kept(at);
         }
     }
     return NULL;
+}
+
+/**
+ * Notes that a link is in use. A source's link is about to be the one that the receiver's link is
+ * connected to. An older one, which its transfer may still be closing, must not be used again.
+ */
+static void note_used(wh_ucx_link *link) {
+    wh_ucx_link *lists[] = {kept, used};
+    for (size_t i = 0; i < 2 && link->of_source; i++) {
+        for (wh_ucx_link *one = lists[i]; one; one = one->next) {
+            one->stale = one->stale || (one->of_source && memcmp(one->peer_id, link->peer_id, WH_UCX_ID_BYTES) == 0);
+        }
+    }
+    link->next = used;
+    used = link;
+}
+
+static void note_unused(const wh_ucx_link *link) {
+    wh_ucx_link **at = &used;
+    while (*at && *at != link) {
+        at = &(*at)->next;
+    }
+    if (*at) { /* else, the link is that of a parent */
+        *at = link->next;
+    }
 }
 
 static wherry_status load_and_create(bool long_segments, wh_ucx_link **link_p, wherry_error *error) {
@@ -492,6 +519,12 @@ wherry_status wh_ucx_link_take(const uint8_t *peer_id, bool long_segments, wh_uc
     }
     link->of_source = peer_id != NULL;
     link->clean = false;
+    if (peer_id) {
+        memcpy(link->peer_id, peer_id, WH_UCX_ID_BYTES);
+    }
+    wh_fork_lock_take(&lock);
+    note_used(link);
+    wh_fork_lock_give(&lock);
     *link_p = link;
     return WHERRY_OK;
 }
@@ -501,8 +534,9 @@ void wh_ucx_link_give(wh_ucx_link *link) {
         return;
     }
     link->message = NULL;
-    if (link->clean && !link->pending && link->lost == UCS_OK && link->peer) {
-        wh_fork_lock_take(&lock);
+    wh_fork_lock_take(&lock);
+    note_unused(link);
+    if (link->clean && !link->stale && !link->pending && link->lost == UCS_OK && link->peer) {
         link->next = kept;
         kept = link;
         kept_count++;
@@ -514,8 +548,8 @@ void wh_ucx_link_give(wh_ucx_link *link) {
             }
             link = remove_kept(oldest);
         }
-        wh_fork_lock_give(&lock);
     }
+    wh_fork_lock_give(&lock);
     if (link) {
         destroy_link(link);
     }

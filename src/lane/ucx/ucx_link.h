@@ -59,6 +59,8 @@ typedef struct wh_ucx_link {
     bool of_source;                   /**< True: a source uses the link. False: a receiver. */
     /** The last round succeeded, so the connection may be used again. */
     bool clean;
+    /** The receiver's link has a newer connection, to another link of this process. */
+    bool stale;
     uint8_t greeting_header[WH_UCX_HEADER_BYTES];
     /**
      * The operation that sends HELLO or WELCOME. The link owns it because it may outlive a failed
@@ -81,7 +83,7 @@ typedef struct wh_ucx_link {
     uint32_t scratch_used; /**< A bit mask of the parts that are in use. */
     wh_ucx_message_fn message;
     void *message_context;
-    struct wh_ucx_link *next; /**< The next link in the list of cached links. */
+    struct wh_ucx_link *next; /**< The next cached link, or the next one in use. */
 } wh_ucx_link;
 
 /**

@@ -9,7 +9,6 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "lane/lanes.h"
 
 enum { TOKEN_AT = 8, CHUNK_AT = 24, BYTES_AT = 32, OFFSET_AT = 40, DIGEST_AT = 48 };
 enum { REQUEST_HEAD = 1 + WH_UCX_TOKEN_BYTES + 2, WORKERS_AT = 1 + WH_UCX_TOKEN_BYTES };
@@ -154,9 +153,7 @@ wherry_status wh_ucx_request_read(const void *bytes, size_t size, int32_t peer, 
         wh_cursor cursor = wh_cursor_over(at + WORKERS_AT, summed - WORKERS_AT);
         wh_ucx_request request = {0};
         wherry_digest digest;
-        if (!compute_digest(at, summed, &digest)) {
-            return wh_fail_memory(error, "a digest");
-        }
+        WH_TRY_ALLOC(compute_digest(at, summed, &digest), error, "a digest");
         memcpy(request.token, at + 1, WH_UCX_TOKEN_BYTES);
         if (memcmp(digest.bytes, at + summed, WHERRY_DIGEST_BYTES) == 0 && read_workers(&cursor, &request)) {
             *request_p = request;
@@ -165,41 +162,3 @@ wherry_status wh_ucx_request_read(const void *bytes, size_t size, int32_t peer, 
     }
     return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed ucx request", (int)peer);
 }
-
-/* ---- a build without UCX ---- */
-
-static wherry_status fail_absent(wherry_error *error) {
-    return wh_fail(error, WHERRY_UNSUPPORTED,
-                   "this libwherry was built without UCX: install UCX's headers (libucx-dev, ucx-devel) and rebuild");
-}
-
-static wherry_status absent_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
-    (void)site, (void)offer;
-    return fail_absent(error);
-}
-
-static wherry_status absent_probe(const wh_lane_site *site, const void *offer, size_t size, wh_string *request,
-                                  bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
-    (void)site, (void)offer, (void)size, (void)request, (void)end_p;
-    *assist_p = false;
-    return fail_absent(error);
-}
-
-static wherry_status absent_accept(const wh_lane_site *site, const void *request, size_t size, bool *ready_p,
-                                   wh_lane_end **end_p, wherry_error *error) {
-    (void)site, (void)request, (void)size, (void)ready_p, (void)end_p;
-    return fail_absent(error);
-}
-
-static void absent_close(wh_lane_end *end) {
-    (void)end; /* always NULL, because no end is ever created */
-}
-
-const wh_lane_ops wh_lane_ucx_absent = {
-    .name = "ucx",
-    .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_STAGES,
-    .offer = absent_offer,
-    .probe = absent_probe,
-    .accept = absent_accept,
-    .close = absent_close,
-};
