@@ -85,15 +85,16 @@ void job_start(job *all, int32_t rank, job_body part, const void *scene, const j
 }
 
 /**
- * @param tell  print what went wrong: only for the first failure, which causes the others. @return
- * true if the rank ended as expected.
+ * Prints what went wrong, if the rank found it itself: one failure may cause others, and it is not
+ * known which came first. @param tell  print it also if the rank was killed. @return true if the
+ * rank ended as expected.
  */
 static bool judge(const job *all, int32_t rank, int result, bool tell) {
     if ((WIFEXITED(result) && WEXITSTATUS(result) == 0) ||
         (WIFSIGNALED(result) && WTERMSIG(result) == SIGKILL && all->expendable[rank])) {
         return true;
     }
-    if (tell) {
+    if (tell || WIFEXITED(result)) {
         print_error("%s: rank %d %s %d: %s\n", all->name, (int)rank,
                     WIFSIGNALED(result) ? "died of signal" : "exited with",
                     WIFSIGNALED(result) ? WTERMSIG(result) : WEXITSTATUS(result), all->failures[rank]);
