@@ -668,6 +668,83 @@ static void test_last_words_without_memory(void **state) {
     end_succession(&s);
 }
 
+/* ---- two connections to one rank ---- */
+
+/** Sends a message over a connection and takes it at the victim. */
+static void tell_inbox(int fd, wh_inbox *inbox) {
+    const nonsense good = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, TALK, 0, 16, 1};
+    wh_message message;
+    speak(fd, &good);
+    must(wh_inbox_take(inbox, wh_deadline_in_ms(SOON_MS), &message, &error));
+    assert_int_equal(message.kind, WH_MESSAGE_BYTES);
+    wh_message_clear(&message);
+}
+
+/**
+ * Two ranks that dial each other at once make two connections. If one of them then has no processor
+ * for some heartbeats, the second greeting ends late. Nothing is lost.
+ */
+static void test_a_late_greeting_is_no_loss(void **state) {
+    enum { BEATS_MS = 500 };
+    victim v = {.meeting = *state};
+    pthread_t thread;
+    wh_hello *hello;
+    wh_inbox *inbox;
+    wh_message message;
+    dead_after_ms = 10 * DEAD_AFTER_MS;
+    assert_int_equal(pthread_create(&thread, NULL, join_victim, &v), 0);
+    int late = begin_to_greet(v.meeting, 1, WH_HELLO_CONTROL, &hello);
+    int first = greet(v.meeting, 1, WH_HELLO_CONTROL);
+    pthread_join(thread, NULL);
+    must(v.status);
+    must(wh_inbox_open(v.group, TALK, &inbox, &error));
+    usleep(BEATS_MS * 1000);
+    say(late, hello);
+    tell_inbox(late, inbox);
+    must_fail(WHERRY_TIMED_OUT, error, wh_inbox_take(inbox, (wh_deadline){0}, &message, &error));
+    tell_inbox(first, inbox);
+    dead_after_ms = DEAD_AFTER_MS;
+    wh_hello_destroy(hello);
+    wh_inbox_close(inbox);
+    close(first);
+    close(late);
+    wh_group_destroy(v.group);
+}
+
+/**
+ * A rank that connects again after a long silence has given up the former connection. That loss is
+ * recorded at once, and later messages belong to the time after it.
+ */
+static void test_a_rank_connects_again_after_silence(void **state) {
+    victim v = {.meeting = *state};
+    pthread_t thread;
+    wh_inbox *inbox;
+    wh_message message;
+    dead_after_ms = 2 * DEAD_AFTER_MS;
+    assert_int_equal(pthread_create(&thread, NULL, join_victim, &v), 0);
+    int silent = greet(v.meeting, 1, WH_HELLO_CONTROL);
+    pthread_join(thread, NULL);
+    must(v.status);
+    must(wh_inbox_open(v.group, TALK, &inbox, &error));
+    usleep((DEAD_AFTER_MS + DEAD_AFTER_MS / 4) * 1000);
+    int again = greet(v.meeting, 1, WH_HELLO_CONTROL);
+    const nonsense good = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, TALK, 0, 16, 1};
+    speak(again, &good);
+    must(wh_inbox_take(inbox, wh_deadline_in_ms(SOON_MS), &message, &error));
+    bool lost = message.kind == WH_MESSAGE_LOST; /* On a busy machine, the silence may last longer. */
+    wh_message_clear(&message);
+    must(wh_inbox_take(inbox, wh_deadline_in_ms(lost ? SOON_MS : 0), &message, &error));
+    assert_int_equal(message.kind, lost ? WH_MESSAGE_BYTES : WH_MESSAGE_LOST);
+    wh_message_clear(&message);
+    read_to_end(silent);
+    tell_inbox(again, inbox);
+    must_fail(WHERRY_TIMED_OUT, error, wh_inbox_take(inbox, (wh_deadline){0}, &message, &error));
+    dead_after_ms = DEAD_AFTER_MS;
+    wh_inbox_close(inbox);
+    close(again);
+    wh_group_destroy(v.group);
+}
+
 enum { LARGE = 4 << 20 };
 
 /** A large message in flight does not delay a call that was told to stop, and arrives complete. */
@@ -843,6 +920,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_many_greetings, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_last_words, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_last_words_without_memory, wh_test_open_unix, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_a_late_greeting_is_no_loss, wh_test_open_unix, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_a_rank_connects_again_after_silence, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_relay, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_stop_in_the_middle_of_a_message, wh_test_open_unix, wh_test_close),
     };

@@ -48,14 +48,7 @@ enum {
  */
 enum { FIRST_MEETING = 3 };
 
-enum {
-    /**
-     * A rank that connects again, and was silent for this many heartbeats, has given up its former
-     * connection.
-     */
-    SUSPECT_HEARTBEATS = 2,
-    IDLE = 2, /**< A connection without messages for IDLE times dead_after_ms is closed. */
-};
+enum { IDLE = 2 /**< A connection without messages for IDLE times dead_after_ms is closed. */ };
 
 /**
  * How many connections one process may have made to this one: for messages, and for data whose
@@ -243,15 +236,20 @@ static void note_failure(wh_sockets *sockets, int32_t rank, uint64_t incarnation
 }
 
 /**
- * The rank has connected again, and the former connection is silent. So the rank has given up the
- * former connection, and this side has not noticed yet. This side records the loss now, because a
- * later loss would end conversations that began over the new connection.
+ * The rank has connected again after a long silence of the former connection. So the rank has given
+ * up the former connection, and this side has not noticed yet. This side records the loss now,
+ * because a later loss would end conversations that began over the new connection.
+ *
+ * There are also two connections if both ranks dial at once. If one of the ranks then has no
+ * processor for a while, the first connection is silent until the second greeting ends. So what
+ * counts is the silence before the second connection was made. A rank that has given up a
+ * connection was silent for about dead_after_ms.
  */
 static void give_up_silent(wh_sockets *sockets, const wh_connection *fresh) {
     wh_connection *old = sockets->members[fresh->rank].connection;
-    uint64_t limit = SUSPECT_HEARTBEATS * sockets->options.heartbeat_ms * MS;
-    bool silent = old && !old->doomed && old->incarnation == fresh->incarnation &&
-                  wh_clock_now() - old->heard > limit && !has_unread(old);
+    uint64_t limit = sockets->options.dead_after_ms * MS / 2;
+    bool silent = old && !old->doomed && old->incarnation == fresh->incarnation && fresh->born > old->heard + limit &&
+                  !has_unread(old);
     if (!silent || fresh->dialled) {
         return;
     }
