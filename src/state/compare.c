@@ -17,6 +17,7 @@ typedef struct pairing {
 } pairing;
 
 typedef struct comparison {
+    const wherry_value *root; /**< The first tree. Paths begin here. */
     unsigned flags;
     bool layout; /**< Only layouts: see wh_layout_compare. */
     int64_t ranks[2];
@@ -28,14 +29,13 @@ typedef struct comparison {
     wh_index by_other;
 } comparison;
 
-static wherry_status differ(const comparison *c, const wh_trail *trail, const wherry_value *one,
-                            const wherry_value *other, const char *what) {
+static wherry_status differ(const comparison *c, const wherry_value *one, const wherry_value *other, const char *what) {
     wh_string text = {0};
     wh_describe_leaf(&text, one);
     wh_string_append(&text, " against ", 9);
     wh_describe_leaf(&text, other);
     wh_fail(c->error, WHERRY_MISMATCH, "%s: %s", what, text.failed ? "(out of memory for the details)" : text.bytes);
-    wh_fail_trail(c->error, trail);
+    wh_fail_value_below(c->error, c->root, one);
     wh_free(text.bytes);
     return WHERRY_MISMATCH;
 }
@@ -92,8 +92,7 @@ static bool in_host(const wherry_storage *storage) {
     return wherry_storage_device(storage).kind == WHERRY_DEVICE_CPU && !wh_storage_is_bare(storage);
 }
 
-static wherry_status compare_content(const comparison *c, const wh_trail *trail, const wherry_value *one,
-                                     const wherry_value *other) {
+static wherry_status compare_content(const comparison *c, const wherry_value *one, const wherry_value *other) {
     const wherry_tensor *a = one->as.tensor;
     const wherry_tensor *b = other->as.tensor;
     wh_view from = wh_tensor_view(a);
@@ -105,17 +104,16 @@ static wherry_status compare_content(const comparison *c, const wh_trail *trail,
     if (!in_host(a->storage) || !in_host(b->storage)) {
         wherry_status status = wh_fail(c->error, WHERRY_UNSUPPORTED,
                                        "the bytes are not in host memory; compare with WHERRY_COMPARE_NO_CONTENT");
-        wh_fail_trail(c->error, trail);
+        wh_fail_value_below(c->error, c->root, one);
         return status;
     }
     contents at = {wherry_storage_data(a->storage), wherry_storage_data(b->storage)};
     wh_copy copy = wh_copy_borrow(&work);
     bool equal = wh_copy_visit(&copy, 0, UINT64_MAX, compare_runs, &at) == 0;
-    return equal ? WHERRY_OK : differ(c, trail, one, other, "the elements differ");
+    return equal ? WHERRY_OK : differ(c, one, other, "the elements differ");
 }
 
-static wherry_status compare_tensors(comparison *c, const wh_trail *trail, const wherry_value *one,
-                                     const wherry_value *other) {
+static wherry_status compare_tensors(comparison *c, const wherry_value *one, const wherry_value *other) {
     const wherry_tensor *a = one->as.tensor;
     const wherry_tensor *b = other->as.tensor;
     wherry_device a_device = wherry_storage_device(a->storage);
@@ -123,16 +121,16 @@ static wherry_status compare_tensors(comparison *c, const wh_trail *trail, const
     if (a->dtype != b->dtype || a->flags != b->flags || a->ndim != b->ndim || a->offset != b->offset ||
         !same_numbers(a->shape, b->shape, a->ndim) || !same_numbers(a->strides, b->strides, a->ndim) ||
         a_device.kind != b_device.kind || (!c->layout && a_device.index != b_device.index)) {
-        return differ(c, trail, one, other, "the tensors differ");
+        return differ(c, one, other, "the tensors differ");
     }
     bool same = true;
     if (!(c->flags & WHERRY_COMPARE_NO_SHARING)) {
         WH_TRY(pair(c, a->storage, b->storage, &same));
     }
     if (!same) {
-        return differ(c, trail, one, other, "the storages have different sizes, or different tensors share them");
+        return differ(c, one, other, "the storages have different sizes, or different tensors share them");
     }
-    return c->flags & WHERRY_COMPARE_NO_CONTENT ? WHERRY_OK : compare_content(c, trail, one, other);
+    return c->flags & WHERRY_COMPARE_NO_CONTENT ? WHERRY_OK : compare_content(c, one, other);
 }
 
 bool wh_placements_equal(const wherry_dtensor *one, const wherry_dtensor *other) {
@@ -151,23 +149,22 @@ bool wh_placements_equal(const wherry_dtensor *one, const wherry_dtensor *other)
     return true;
 }
 
-static wherry_status compare_dtensors(comparison *c, const wh_trail *trail, const wherry_value *one,
-                                      const wherry_value *other) {
+static wherry_status compare_dtensors(comparison *c, const wherry_value *one, const wherry_value *other) {
     const wherry_dtensor *a = one->as.dtensor;
     const wherry_dtensor *b = other->as.dtensor;
     if (a->dtype != b->dtype || a->flags != b->flags || a->ndim != b->ndim ||
         !same_numbers(a->shape, b->shape, a->ndim) || !same_numbers(a->strides, b->strides, a->ndim) ||
         (!c->layout && !wh_mesh_equal(a->mesh, b->mesh)) || !wh_placements_equal(a, b)) {
-        return differ(c, trail, one, other, "the DTensors differ");
+        return differ(c, one, other, "the DTensors differ");
     }
     bool same = true;
     if (c->layout) {
         WH_TRY(wh_boxes_equal(one, c->ranks[0], other, c->ranks[1], &same, c->error));
     }
     if (!same) {
-        return differ(c, trail, one, other, "the local tensors are different boxes of the global tensor");
+        return differ(c, one, other, "the local tensors are different boxes of the global tensor");
     }
-    return compare_tensors(c, trail, a->local, b->local);
+    return compare_tensors(c, a->local, b->local);
 }
 
 static bool same_place(const wherry_shard_place *a, const wherry_shard_place *b) {
@@ -195,8 +192,7 @@ static bool same_sharding(const wherry_sharding *a, const wherry_sharding *b, ui
     return true;
 }
 
-static wherry_status compare_shardeds(comparison *c, const wh_trail *trail, const wherry_value *one,
-                                      const wherry_value *other) {
+static wherry_status compare_shardeds(comparison *c, const wherry_value *one, const wherry_value *other) {
     const wherry_sharded *a = one->as.sharded;
     const wherry_sharded *b = other->as.sharded;
     bool same = a->dtype == b->dtype && a->requires_grad == b->requires_grad && a->pin_memory == b->pin_memory &&
@@ -212,65 +208,65 @@ static wherry_status compare_shardeds(comparison *c, const wh_trail *trail, cons
                          : same_info(&a->shards[i].info, &b->shards[i].info, a->ndim);
     }
     if (!same) {
-        return differ(c, trail, one, other, "the ShardedTensors differ");
+        return differ(c, one, other, "the ShardedTensors differ");
     }
     for (uint32_t i = 0; i < a->shard_count; i++) {
-        WH_TRY(compare_tensors(c, trail, a->shards[i].tensor, b->shards[i].tensor));
+        WH_TRY(compare_tensors(c, a->shards[i].tensor, b->shards[i].tensor));
     }
     return WHERRY_OK;
 }
 
-static wherry_status compare(comparison *c, const wh_trail *above, const wherry_value *one, const wherry_value *other);
+static wherry_status compare(comparison *c, const wherry_value *one, const wherry_value *other);
 
-static wherry_status compare_children(comparison *c, const wh_trail *above, const wherry_value *one,
-                                      const wherry_value *other) {
+static wherry_status compare_children(comparison *c, const wherry_value *one, const wherry_value *other) {
     size_t count = wh_child_count(one);
     if (count != wh_child_count(other)) {
-        return differ(c, above, one, other, "the numbers of items differ");
+        return differ(c, one, other, "the numbers of items differ");
     }
     for (size_t i = 0; i < count; i++) {
-        wh_trail trail = {.above = above};
-        wherry_step step;
-        const wherry_value *a = wh_child_at(one, i, &trail.step);
-        const wherry_value *b = wh_child_at(other, i, &step);
-        if (step.key && !wh_scalar_equal(step.key, trail.step.key)) {
-            return differ(c, above, trail.step.key, step.key, "the keys differ, or their order does");
+        wherry_step one_step;
+        wherry_step other_step;
+        const wherry_value *a = wh_child_at(one, i, &one_step);
+        const wherry_value *b = wh_child_at(other, i, &other_step);
+        if (one_step.key && !wh_scalar_equal(one_step.key, other_step.key)) {
+            return differ(c, one_step.key, other_step.key, "the keys differ, or their order does");
         }
-        WH_TRY(compare(c, &trail, a, b));
+        WH_TRY(compare(c, a, b));
     }
     return WHERRY_OK;
 }
 
-static wherry_status compare(comparison *c, const wh_trail *above, const wherry_value *one, const wherry_value *other) {
+static wherry_status compare(comparison *c, const wherry_value *one, const wherry_value *other) {
     if (c->layout && wh_value_is_scalar(one) && wh_value_is_scalar(other)) {
         return WHERRY_OK;
     }
     if (one->kind != other->kind) {
-        return differ(c, above, one, other, "the kinds differ");
+        return differ(c, one, other, "the kinds differ");
     }
     switch (wherry_value_kind(one)) {
     case WHERRY_KIND_LIST:
     case WHERRY_KIND_TUPLE:
     case WHERRY_KIND_DICT:
-        return compare_children(c, above, one, other);
+        return compare_children(c, one, other);
     case WHERRY_KIND_OBJECT:
         if (strcmp(one->as.object.type, other->as.object.type) != 0) {
-            return differ(c, above, one, other, "the types differ");
+            return differ(c, one, other, "the types differ");
         }
-        return compare(c, above, one->as.object.payload, other->as.object.payload);
+        return compare(c, one->as.object.payload, other->as.object.payload);
     case WHERRY_KIND_TENSOR:
-        return compare_tensors(c, above, one, other);
+        return compare_tensors(c, one, other);
     case WHERRY_KIND_DTENSOR:
-        return compare_dtensors(c, above, one, other);
+        return compare_dtensors(c, one, other);
     case WHERRY_KIND_SHARDED:
-        return compare_shardeds(c, above, one, other);
+        return compare_shardeds(c, one, other);
     default:
-        return wh_scalar_equal(one, other) ? WHERRY_OK : differ(c, above, one, other, "the values differ");
+        return wh_scalar_equal(one, other) ? WHERRY_OK : differ(c, one, other, "the values differ");
     }
 }
 
 static wherry_status run(comparison *c, const wherry_value *one, const wherry_value *other) {
-    wherry_status status = compare(c, NULL, one, other);
+    c->root = one;
+    wherry_status status = compare(c, one, other);
     wh_free(c->pairs);
     wh_index_destroy(&c->by_one);
     wh_index_destroy(&c->by_other);

@@ -137,29 +137,6 @@ void wh_path_append(wh_string *text, const wherry_step *steps, size_t count) {
     }
 }
 
-void wh_trail_append(wh_string *text, const wh_trail *trail) {
-    if (trail) {
-        wh_trail_append(text, trail->above);
-        append_step(text, &trail->step, !trail->above);
-    }
-}
-
-/** Adds a path to an error record that is already filled, and frees the text. */
-static void fail_at_path(wherry_error *error, wh_string *text) {
-    if (text->bytes && !text->failed) {
-        wh_fail_path(error, text->bytes);
-    }
-    wh_free(text->bytes);
-}
-
-void wh_fail_trail(wherry_error *error, const wh_trail *trail) {
-    if (error) {
-        wh_string text = {0};
-        wh_trail_append(&text, trail);
-        fail_at_path(error, &text);
-    }
-}
-
 /**
  * Finds the step from the parent of a value to the value. @return false if there is no step. This
  * is the case if the parent is an object, or if the value is a local tensor or a key.
@@ -174,12 +151,12 @@ static bool step_to(const wherry_value *value, wherry_step *step_p) {
     return false;
 }
 
-/** Appends the path of a value. @return true if the path has no steps. */
-static bool append_above(wh_string *text, const wherry_value *value) {
-    if (!value->parent) {
+/** Appends the path from `root`, or from the root of the tree. @return true if it has no steps. */
+static bool append_below(wh_string *text, const wherry_value *root, const wherry_value *value) {
+    if (!value->parent || value == root) {
         return true;
     }
-    bool first = append_above(text, value->parent);
+    bool first = append_below(text, root, value->parent);
     wherry_step step;
     if (step_to(value, &step)) {
         append_step(text, &step, first);
@@ -189,15 +166,22 @@ static bool append_above(wh_string *text, const wherry_value *value) {
 }
 
 void wh_value_path_append(wh_string *text, const wherry_value *value) {
-    append_above(text, value);
+    append_below(text, NULL, value);
+}
+
+void wh_fail_value_below(wherry_error *error, const wherry_value *root, const wherry_value *value) {
+    if (error) {
+        wh_string text = {0};
+        append_below(&text, root, value);
+        if (text.bytes && !text.failed) {
+            wh_fail_path(error, text.bytes);
+        }
+        wh_free(text.bytes);
+    }
 }
 
 void wh_fail_value(wherry_error *error, const wherry_value *value) {
-    if (error) {
-        wh_string text = {0};
-        append_above(&text, value);
-        fail_at_path(error, &text);
-    }
+    wh_fail_value_below(error, NULL, value);
 }
 
 /* Path objects */
@@ -622,13 +606,19 @@ struct wherry_flat {
     size_t step_capacity;
 };
 
-static bool add_leaf(wherry_flat *flat, const wherry_value *value, const wh_trail *trail) {
+/** A step and the steps above it. The walk keeps them on its stack. */
+typedef struct trail {
+    const struct trail *above; /**< NULL at the first step. */
+    wherry_step step;
+} trail;
+
+static bool add_leaf(wherry_flat *flat, const wherry_value *value, const trail *last) {
     if (!WH_GROW(flat->leaves, flat->capacity, flat->count)) {
         return false;
     }
     leaf *added = flat->leaves + flat->count;
     *added = (leaf){value, {NULL, 0, false}, flat->step_count};
-    for (const wh_trail *at = trail; at; at = at->above) {
+    for (const trail *at = last; at; at = at->above) {
         added->path.count++;
     }
     if (!WH_GROW(flat->steps, flat->step_capacity, flat->step_count + added->path.count)) {
@@ -636,23 +626,23 @@ static bool add_leaf(wherry_flat *flat, const wherry_value *value, const wh_trai
     }
     flat->step_count += added->path.count;
     size_t end = flat->step_count;
-    for (const wh_trail *at = trail; at; at = at->above) {
+    for (const trail *at = last; at; at = at->above) {
         flat->steps[--end] = at->step;
     }
     flat->count++;
     return true;
 }
 
-static bool walk(wherry_flat *flat, const wherry_value *value, const wh_trail *above) {
+static bool walk(wherry_flat *flat, const wherry_value *value, const trail *above) {
     const wherry_value *inside = wh_value_inside(value);
     size_t count = wh_child_count(inside);
     if (count == 0) {
         return add_leaf(flat, inside, above);
     }
     for (size_t i = 0; i < count; i++) {
-        wh_trail trail = {.above = above};
-        const wherry_value *child = wh_child_at(inside, i, &trail.step);
-        if (!walk(flat, child, &trail)) {
+        trail here = {.above = above};
+        const wherry_value *child = wh_child_at(inside, i, &here.step);
+        if (!walk(flat, child, &here)) {
             return false;
         }
     }

@@ -15,12 +15,6 @@ struct wherry_path {
     bool owns_keys;
 };
 
-/** A step and the steps above it. A recursive walk keeps its trail on the stack. */
-typedef struct wh_trail {
-    const struct wh_trail *above; /**< NULL at the first step. */
-    wherry_step step;
-} wh_trail;
-
 /** Appends the text of a path. */
 void wh_path_append(wh_string *text, const wherry_step *steps, size_t count);
 
@@ -33,17 +27,14 @@ void wh_scalar_append(wh_string *text, const wherry_value *scalar);
  */
 void wh_quoted_append(wh_string *text, const char *bytes, size_t size, bool escape_all);
 
-/** Appends the path of a trail. NULL stands for the root. */
-void wh_trail_append(wh_string *text, const wh_trail *trail);
-
-/** Adds the path of a trail to an error record that is already filled. error may be NULL. */
-void wh_fail_trail(wherry_error *error, const wh_trail *trail);
-
 /**
  * Adds the path of a value in its tree to an error record that is already filled. error may be
  * NULL.
  */
 void wh_fail_value(wherry_error *error, const wherry_value *value);
+
+/** Like wh_fail_value, but the path begins at `root`, which may be inside of a larger tree. */
+void wh_fail_value_below(wherry_error *error, const wherry_value *root, const wherry_value *value);
 
 /** Appends the path of a value in its tree. */
 void wh_value_path_append(wh_string *text, const wherry_value *value);
