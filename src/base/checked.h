@@ -40,6 +40,11 @@ static inline uint64_t wh_add_saturating(uint64_t a, uint64_t b) {
     return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
 }
 
+/** For qsort: -1, 0 or 1. */
+static inline int wh_order(uint64_t a, uint64_t b) {
+    return a < b ? -1 : a > b;
+}
+
 static inline uint64_t wh_min(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/error.h"
 #include "file/safetensors.h"
 
@@ -147,10 +148,8 @@ typedef struct span {
 static int compare_spans(const void *one, const void *other) {
     const span *a = one;
     const span *b = other;
-    if (a->storage != b->storage) {
-        return (uintptr_t)a->storage < (uintptr_t)b->storage ? -1 : 1;
-    }
-    return a->begin < b->begin ? -1 : a->begin > b->begin;
+    int order = wh_order((uintptr_t)a->storage, (uintptr_t)b->storage);
+    return order ? order : wh_order(a->begin, b->begin);
 }
 
 /**

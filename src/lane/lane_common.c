@@ -15,6 +15,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/search.h"
 
 /* ---- segments, routes, landings ---- */
 
@@ -74,24 +75,9 @@ bool wh_routes_locate(wh_routes *routes) {
     return true;
 }
 
-/** The last run of the origin that begins at or before a position, by binary search. */
-static size_t find_run(const wh_routes *routes, uint64_t position) {
-    size_t low = 0;
-    size_t high = routes->origin.count;
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        if (routes->begins[middle] <= position) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 bool wh_routes_add_run(wh_routes *routes, uint64_t position, char *to, uint64_t length, int32_t device) {
     const struct iovec *runs = routes->origin.items;
-    size_t at = find_run(routes, position);
+    size_t at = WH_PARTITION_POINT(routes->origin.count, i, routes->begins[i] <= position) - 1;
     for (uint64_t done = 0; done < length; at++) {
         uint64_t into = position + done - routes->begins[at];
         uint64_t part = wh_min(length - done, runs[at].iov_len - into);

@@ -11,6 +11,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/process.h"
+#include "base/search.h"
 #include "memory/cuda_driver.h"
 
 _Static_assert((int)WH_CUDA_HANDLE_BYTES == (int)WH_CU_IPC_BYTES, "the driver's handle has the expected size");
@@ -226,19 +227,9 @@ static void close_descriptor(const wh_cuda_allocation *one) {
     }
 }
 
-/** The number of allocations that begin at or before an address, by binary search. */
+/** The number of allocations that begin at or before an address. */
 static size_t count_before(const wh_shared_memory *shared, uint64_t address) {
-    size_t low = 0;
-    size_t high = shared->count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (shared->items[middle].base <= address) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
+    return WH_PARTITION_POINT(shared->count, i, shared->items[i].base <= address);
 }
 
 /** Takes over the file descriptor of the allocation, also on failure. */

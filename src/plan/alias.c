@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/error.h"
 #include "plan/plan.h"
 #include "state/dump.h"
@@ -25,7 +26,7 @@ typedef struct footprint {
 static int by_begin(const void *one, const void *other) {
     const wh_stretch *a = one;
     const wh_stretch *b = other;
-    return a->begin < b->begin ? -1 : a->begin > b->begin;
+    return wh_order(a->begin, b->begin);
 }
 
 /**

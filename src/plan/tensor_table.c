@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/search.h"
 #include "state/path.h"
 #include "state/tensor.h"
 
@@ -31,10 +32,8 @@ static bool add_leaf(void *context, wherry_value *leaf) {
 static int compare_places(const void *one, const void *other) {
     const wh_placed_tensor *a = one;
     const wh_placed_tensor *b = other;
-    if (a->storage != b->storage) {
-        return (uintptr_t)a->storage < (uintptr_t)b->storage ? -1 : 1;
-    }
-    return a->begin < b->begin ? -1 : a->begin > b->begin;
+    int order = wh_order((uintptr_t)a->storage, (uintptr_t)b->storage);
+    return order ? order : wh_order(a->begin, b->begin);
 }
 
 bool wh_tensor_table_init(wh_tensor_table *table, const wherry_plan *plan) {
@@ -72,19 +71,14 @@ static int visit_copy(void *context, const wherry_copy *copy) {
     const visiting *v = context;
     uint64_t begin = copy->storage_offset;
     uint64_t end = begin + (copy->count - 1) * copy->storage_stride + copy->length;
-    size_t low = 0;
-    size_t high = v->table->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        const wh_placed_tensor *one = v->table->items + middle;
-        bool before =
-            one->storage == copy->storage ? one->begin < end : (uintptr_t)one->storage < (uintptr_t)copy->storage;
-        low = before ? middle + 1 : low;
-        high = before ? high : middle;
-    }
-    while (low > 0 && v->table->items[low - 1].storage == copy->storage && v->table->items[low - 1].reach > begin) {
+    const wh_placed_tensor *items = v->table->items;
+    size_t low =
+        WH_PARTITION_POINT(v->table->count, i,
+                           items[i].storage == copy->storage ? items[i].begin < end
+                                                             : (uintptr_t)items[i].storage < (uintptr_t)copy->storage);
+    while (low > 0 && items[low - 1].storage == copy->storage && items[low - 1].reach > begin) {
         low--;
-        if (v->table->items[low].end > begin) {
+        if (items[low].end > begin) {
             v->visit(v->context, v->table->items + low);
         }
     }

@@ -72,16 +72,14 @@ bool wh_region_add_view(wh_region *region, const wh_view *view, uint64_t max_gap
 
 static int compare_levels(const wherry_extent *a, const wherry_extent *b) {
     if (a->level_count != b->level_count) {
-        return a->level_count < b->level_count ? -1 : 1;
+        return wh_order(a->level_count, b->level_count);
     }
     return a->levels && b->levels ? memcmp(a->levels, b->levels, a->level_count * sizeof(*a->levels)) : 0;
 }
 
 static int compare_offsets(const wherry_extent *a, const wherry_extent *b) {
-    if (a->offset != b->offset) {
-        return a->offset < b->offset ? -1 : 1;
-    }
-    return a->length < b->length ? -1 : a->length > b->length;
+    int order = wh_order(a->offset, b->offset);
+    return order ? order : wh_order(a->length, b->length);
 }
 
 /**

@@ -318,7 +318,7 @@ static wherry_status check_nonce(const wh_ipc_end *end, const wh_ipc_offer *offe
 static int by_base(const void *one, const void *other) {
     const wh_ipc_window *a = one;
     const wh_ipc_window *b = other;
-    return a->base < b->base ? -1 : a->base > b->base;
+    return wh_order(a->base, b->base);
 }
 
 /**
