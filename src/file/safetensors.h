@@ -51,9 +51,6 @@ wherry_status wh_safetensors_read(const wherry_file *file, wh_mapping *mapping, 
  */
 wherry_status wh_safetensors_add_metadata(wherry_value *tensors, wherry_value *metadata, wherry_error *error);
 
-/** Implements wh_format.open. */
-wherry_status wh_safetensors_open(wherry_file *file, wherry_error *error);
-
 /** Implements wh_format.accepts. */
 wherry_status wh_safetensors_accepts(const wherry_value *state, wherry_error *error);
 

@@ -1,7 +1,7 @@
 /*
- * Reading Wherry's own files, and functions of the format that the writer uses too. The header and
- * the manifest are read into memory and checked. The digests are read only to verify the file. The
- * storages are only mapped.
+ * Wherry's own files: their layout, reading and writing. A reader copies the header and the
+ * manifest into memory and checks them. It reads the digests only to verify the file, and only maps
+ * the storages.
  */
 #include "file/native.h"
 
@@ -14,10 +14,21 @@
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "range/digest.h"
 #include "range/space.h"
 #include "state/prepare.h"
 
 /* ---- the format ---- */
+
+/** The numbers of a header. */
+typedef struct native_header {
+    uint32_t version;
+    uint32_t flags;
+    uint64_t manifest_bytes;
+    uint64_t data_offset; /**< Offset of the first storage. */
+    uint64_t file_bytes;
+    uint64_t chunks; /**< Number of digests after the manifest: the number of chunks, or 0. */
+} native_header;
 
 /**
  * Rounds a number up to a multiple of the alignment. @return false if the result exceeds 63 bits.
@@ -26,7 +37,12 @@ static bool align(uint64_t number, uint64_t alignment, uint64_t *result) {
     return wh_add(number, (alignment - number % alignment) % alignment, result);
 }
 
-bool wh_native_place(const wherry_prepared *prepared, wh_native_header *header, wh_layout *layout, bool *overflow_p) {
+/**
+ * Adds a range per storage to a layout, and computes data_offset and file_bytes.
+ * @param header  its fields flags, manifest_bytes and chunks must be set.
+ * @return false if the sizes exceed 63 bits (*overflow_p becomes true), or if out of memory.
+ */
+static bool place_storages(const wherry_prepared *prepared, native_header *header, wh_layout *layout, bool *overflow_p) {
     uint64_t end = WH_NATIVE_HEADER;
     *overflow_p = true;
     if (!wh_add(end, header->manifest_bytes, &end) || !wh_add_product(header->chunks, WHERRY_DIGEST_BYTES, &end) ||
@@ -56,7 +72,8 @@ static uint32_t checksum(const uint8_t bytes[WH_NATIVE_HEADER], const void *mani
     return (uint32_t)crc32_z(crc32_z(0, bytes, WH_NATIVE_SUMMED), manifest, size);
 }
 
-void wh_native_store(const wh_native_header *header, const void *manifest, uint8_t bytes[WH_NATIVE_HEADER]) {
+/** Encodes a header, and adds the checksum over the header and the manifest. */
+static void store_header(const native_header *header, const void *manifest, uint8_t bytes[WH_NATIVE_HEADER]) {
     memset(bytes, 0, WH_NATIVE_HEADER);
     memcpy(bytes, WH_NATIVE_MAGIC, WH_NATIVE_MAGIC_BYTES);
     wh_store_be32(bytes + 8, header->version);
@@ -80,8 +97,9 @@ static bool is_intact(const uint8_t bytes[WH_NATIVE_HEADER], const void *manifes
     return same;
 }
 
-wh_native_header wh_native_load(const uint8_t bytes[WH_NATIVE_HEADER]) {
-    return (wh_native_header){
+/** Decodes the numbers of a header. Does not check them. */
+static native_header load_header(const uint8_t bytes[WH_NATIVE_HEADER]) {
+    return (native_header){
         .version = wh_load_be32(bytes + 8),
         .flags = wh_load_be32(bytes + 12),
         .manifest_bytes = wh_load_be64(bytes + 16),
@@ -106,7 +124,8 @@ static int add_piece(void *context, const wh_piece *piece) {
     return 0;
 }
 
-wherry_digest wh_native_digest(const wherry_prepared *prepared, const wh_layout *layout, const uint8_t *base,
+/** Returns the digest of a chunk of a mapped file. */
+static wherry_digest digest_of(const wherry_prepared *prepared, const wh_layout *layout, const uint8_t *base,
                                uint64_t chunk, wh_digester *digester) {
     digesting d = {layout, base, digester};
     uint64_t begin;
@@ -121,7 +140,7 @@ wherry_digest wh_native_digest(const wherry_prepared *prepared, const wh_layout 
 
 /** The header and the manifest of a file, and the positions of its storages. */
 typedef struct front {
-    wh_native_header header;
+    native_header header;
     char *manifest;
     wherry_prepared *prepared; /**< The decoded manifest. Its storages have no memory. */
     wh_layout layout;          /**< The ranges of the storages. */
@@ -133,7 +152,7 @@ static void destroy_front(front *f) {
     wh_layout_destroy(&f->layout);
 }
 
-static wherry_status check_header(const wherry_file *file, const wh_mapping *mapping, const wh_native_header *header,
+static wherry_status check_header(const wherry_file *file, const wh_mapping *mapping, const native_header *header,
                                   wherry_error *error) {
     const char *path = mapping->path;
     if (header->version != WH_NATIVE_VERSION) {
@@ -167,7 +186,7 @@ static wherry_status check_header(const wherry_file *file, const wh_mapping *map
 
 /** Checks that the header agrees with the manifest. */
 static wherry_status check_against_manifest(const wh_mapping *mapping, front *f, wherry_error *error) {
-    wh_native_header expected = f->header;
+    native_header expected = f->header;
     wherry_prepared_summary figures;
     wherry_prepared_summarize(f->prepared, &figures);
     if (!(f->header.flags & WH_NATIVE_DIGESTS) && f->header.chunks) {
@@ -181,7 +200,7 @@ static wherry_status check_against_manifest(const wh_mapping *mapping, front *f,
                             (unsigned long long)figures.chunks);
     }
     bool overflow;
-    if (!wh_native_place(f->prepared, &expected, &f->layout, &overflow) && !overflow) {
+    if (!place_storages(f->prepared, &expected, &f->layout, &overflow) && !overflow) {
         return wh_fail_memory(error, "the storages of a file");
     }
     if (overflow || expected.data_offset != f->header.data_offset || expected.file_bytes != f->header.file_bytes) {
@@ -194,7 +213,7 @@ static wherry_status check_against_manifest(const wh_mapping *mapping, front *f,
 static wherry_status read_front(const wherry_file *file, const wh_mapping *mapping, front *f, wherry_error *error) {
     uint8_t bytes[WH_NATIVE_HEADER];
     WH_TRY(wh_mapping_read(mapping, 0, bytes, sizeof(bytes), error));
-    f->header = wh_native_load(bytes);
+    f->header = load_header(bytes);
     WH_TRY(check_header(file, mapping, &f->header, error));
     WH_TRY(wh_mapping_copy(mapping, WH_NATIVE_HEADER, f->header.manifest_bytes, &f->manifest, error));
     if (!is_intact(bytes, f->manifest, f->header.manifest_bytes)) {
@@ -268,7 +287,7 @@ static wherry_status verify(const wherry_file *file, wherry_error *error) {
     WH_THEN(status, wh_mapping_copy(mapping, WH_NATIVE_HEADER + f.header.manifest_bytes,
                                     (size_t)(f.header.chunks * WHERRY_DIGEST_BYTES), &digests, error));
     for (uint64_t i = 0; i < f.header.chunks && status == WHERRY_OK; i++) {
-        wherry_digest digest = wh_native_digest(f.prepared, &f.layout, mapping->base, i, digester);
+        wherry_digest digest = digest_of(f.prepared, &f.layout, mapping->base, i, digester);
         if (memcmp(digest.bytes, digests + i * WHERRY_DIGEST_BYTES, WHERRY_DIGEST_BYTES) != 0) {
             status = fail_chunk(mapping, &f, i, error);
         }
@@ -279,7 +298,7 @@ static wherry_status verify(const wherry_file *file, wherry_error *error) {
     return status;
 }
 
-wherry_status wh_native_open(wherry_file *file, wherry_error *error) {
+static wherry_status open_native(wherry_file *file, wherry_error *error) {
     wh_mapping *mapping = file->mappings[0];
     front f = {0};
     wherry_status status = read_front(file, mapping, &f, error);
@@ -295,3 +314,154 @@ wherry_status wh_native_open(wherry_file *file, wherry_error *error) {
     destroy_front(&f);
     return status;
 }
+
+/* ---- writing ---- */
+
+/** Creates the state that the file will contain. Its storages are on the cpu and have no memory. */
+static wherry_status move_to_cpu(const wherry_prepared *prepared, wherry_value **state_p, wherry_error *error) {
+    size_t count = prepared->storage_count;
+    wherry_storage **storages = wh_alloc_zeroed(count, sizeof(wherry_storage *));
+    wherry_status status = storages ? WHERRY_OK : wh_fail_memory(error, "the storages of a file");
+    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
+        status = wherry_storage_describe(wherry_storage_nbytes(prepared->storages[i]), wherry_device_cpu(),
+                                         storages + i, error);
+    }
+    WH_THEN(status, wh_replace_storages(prepared->state, storages, prepared->tensor_storages, state_p, error));
+    for (size_t i = 0; i < count && storages; i++) {
+        wherry_storage_unref(storages[i]);
+    }
+    wh_free(storages);
+    return status;
+}
+
+/**
+ * Adds an extent of the storage at offset `begin` of the file to layout->covered. Adds one range
+ * for the whole extent, including its gaps. If the outermost level has few steps that are far
+ * apart, adds one range per step instead. @return false if out of memory.
+ */
+static bool cover_extent(wh_layout *layout, uint64_t begin, const wherry_extent *extent) {
+    enum { APART = 1 << 16, RUNS_MAX = 4096 };
+    bool apart = extent->level_count > 0 && extent->levels[0].stride >= APART && extent->levels[0].count <= RUNS_MAX;
+    uint64_t count = apart ? extent->levels[0].count : 1;
+    wherry_extent inner = {0, extent->length, apart ? extent->levels + 1 : extent->levels, extent->level_count - apart};
+    uint64_t span = wh_extent_span(&inner);
+    bool good = true;
+    for (uint64_t i = 0; i < count && good; i++) {
+        good =
+            wh_layout_add_covered(layout, 0, begin + extent->offset + (apart ? i * extent->levels[0].stride : 0), span);
+    }
+    return good;
+}
+
+/** Fills layout->covered. @return false if out of memory. */
+static bool cover(const wherry_prepared *prepared, wh_layout *layout) {
+    /* This creates the list even if nothing is covered. */
+    bool good = wh_layout_add_covered(layout, 0, 0, 0);
+    for (size_t i = 0; i < layout->range_count && good; i++) {
+        size_t count;
+        const wherry_extent *extents = wherry_prepared_extents(prepared, i, &count);
+        for (size_t k = 0; k < count && good; k++) {
+            good = cover_extent(layout, layout->ranges[i].offset, extents + k);
+        }
+    }
+    return good;
+}
+
+static wherry_status add_header(const wherry_prepared *prepared, uint32_t flags, const void *manifest, size_t size,
+                                wh_layout *layout, wherry_error *error) {
+    wherry_prepared_summary figures;
+    wherry_prepared_summarize(prepared, &figures);
+    native_header header = {.version = WH_NATIVE_VERSION, .manifest_bytes = size};
+    if (flags & WHERRY_FILE_DIGESTS) {
+        header.flags |= WH_NATIVE_DIGESTS;
+        header.chunks = figures.chunks;
+    }
+    bool overflow;
+    if (!place_storages(prepared, &header, layout, &overflow)) {
+        return overflow ? wh_fail(error, WHERRY_UNSUPPORTED, "the file would take more than 2^63 bytes")
+                        : wh_fail_memory(error, "the layout of a file");
+    }
+    uint8_t bytes[WH_NATIVE_HEADER];
+    wh_string text = {0};
+    store_header(&header, manifest, bytes);
+    wh_string_append(&text, (const char *)bytes, sizeof(bytes));
+    wh_string_append(&text, manifest, size);
+    layout->files[0].size = header.file_bytes;
+    layout->storage_of = wh_alloc_array(prepared->tensor_count, sizeof(*layout->storage_of));
+    WH_TRY_ALLOC(wh_layout_add_header(layout, 0, 0, &text) && layout->storage_of && cover(prepared, layout), error,
+                 "the header of a file");
+    for (size_t i = 0; i < prepared->tensor_count; i++) {
+        layout->storage_of[i] = prepared->tensor_storages[i];
+    }
+    return WHERRY_OK;
+}
+
+static wherry_status lay_out(const wherry_value *state, const wherry_file_write_options *options, wh_layout *layout,
+                             wherry_error *error) {
+    wherry_prepare_options how = wh_file_prepare_options();
+    how.rank = options->rank;
+    wherry_prepared *given = NULL;
+    wherry_prepared *prepared = NULL;
+    wherry_value *cpu = NULL;
+    void *manifest = NULL;
+    size_t size = 0;
+    wherry_status status = wherry_prepare(state, &how, &given, error);
+    WH_THEN(status, move_to_cpu(given, &cpu, error));
+    WH_THEN(status, wherry_prepare(cpu, &how, &prepared, error));
+    WH_THEN(status, wherry_manifest_encode(prepared, &manifest, &size, error));
+    if (status == WHERRY_OK && !wh_layout_add_file(layout, layout->path)) {
+        status = wh_fail_memory(error, "the layout of a file");
+    }
+    WH_THEN(status, add_header(prepared, options->flags, manifest, size, layout, error));
+    wherry_free(manifest);
+    wherry_prepared_destroy(prepared);
+    wherry_value_destroy(cpu);
+    wherry_prepared_destroy(given);
+    return status;
+}
+
+/** Writes the digest of each chunk after the manifest. */
+static wherry_status seal(const wh_layout *layout, wherry_error *error) {
+    const uint8_t *head = (const uint8_t *)layout->headers[0].bytes;
+    uint8_t *base = layout->files[0].mapping->base;
+    native_header header = load_header(head);
+    if (header.chunks == 0) {
+        return WHERRY_OK;
+    }
+    wherry_prepared *prepared;
+    WH_TRY(wherry_manifest_decode(head + WH_NATIVE_HEADER, header.manifest_bytes, NULL, &prepared, error));
+    wh_digester *digester = wh_digester_create();
+    uint8_t *digests = base + WH_NATIVE_HEADER + header.manifest_bytes;
+    for (uint64_t i = 0; i < header.chunks && digester; i++) {
+        wherry_digest digest = digest_of(prepared, layout, base, i, digester);
+        memcpy(digests + i * WHERRY_DIGEST_BYTES, digest.bytes, WHERRY_DIGEST_BYTES);
+    }
+    wherry_status status = digester ? WHERRY_OK : wh_fail_memory(error, "digests");
+    wh_digester_destroy(digester);
+    wherry_prepared_destroy(prepared);
+    return status;
+}
+
+static wherry_status accepts(const wherry_value *state, wherry_error *error) {
+    wherry_prepared *prepared;
+    wherry_status status = wherry_prepare(state, NULL, &prepared, error);
+    if (status == WHERRY_OK) {
+        wherry_prepared_destroy(prepared);
+    }
+    return status;
+}
+
+static bool matches(const uint8_t *head, size_t size) {
+    return size >= WH_NATIVE_MAGIC_BYTES && memcmp(head, WH_NATIVE_MAGIC, WH_NATIVE_MAGIC_BYTES) == 0;
+}
+
+const wh_format wh_format_native = {
+    .format = WHERRY_FILE_WHERRY,
+    .name = "wherry",
+    .suffix = ".wherry",
+    .matches = matches,
+    .open = open_native,
+    .accepts = accepts,
+    .lay_out = lay_out,
+    .seal = seal,
+};
