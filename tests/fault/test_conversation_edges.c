@@ -11,7 +11,7 @@
 #include "base/point.h"
 #include "conformance/hub_place.h"
 #include "conformance/transfer_world.h"
-#include "lane/stream/stream_internal.h"
+#include "lane/stream/stream_frame.h"
 #include "support/scripted_peer.h"
 
 static wherry_error error;

@@ -178,7 +178,7 @@ def chunks(edit: Callable[[int, bytes], bytes]) -> Attack:
 
 class _Chunks:
     """The frames of the greeting, then one byte, then the frames of
-    src/lane/stream/stream_internal.h."""
+    src/lane/stream/stream_frame.h."""
 
     ACCEPT = 3
     HEADER = 64

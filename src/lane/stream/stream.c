@@ -1,25 +1,35 @@
 /*
- * The stream lane: chunks travel as frames over channels of the group, which are sockets. This
- * file opens the channels. stream_move.c moves the bytes.
+ * The stream lane: chunks travel as frames over channels of the group, which are sockets.
  *
  * 1. The receiver opens all channels at the same time. Each channel has one worker on each side.
  * 2. The source takes over its channels only when nothing can fail any more. Until then, the caller
  *    owns them.
  * 3. The source does not take over channels that the receiver has closed again.
+ * 4. The receiver does not trust the header of a frame. Its sink decides whether a chunk is
+ *    expected, and how long it is.
  */
+#include "lane/stream/stream_frame.h"
+
+#include <fcntl.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stop.h"
+#include "group/channel.h"
+#include "lane/lane_common.h"
 #include "lane/lanes.h"
-#include "lane/stream/stream_internal.h"
 
 /*
  * An offer has the version and the maximum number of channels of the source. A request has
@@ -28,15 +38,66 @@
  */
 enum { VERSION = 1, BY_CHANNELS = 1, OFFER_BYTES = 2, REQUEST_BYTES = 2, CHANNELS_MAX = 4 };
 
+enum {
+    RUNS = 1024,          /* maximum number of runs per system call: IOV_MAX */
+    PLAIN_STEP = 4 << 20, /* maximum number of bytes per system call without digests */
+    /* maximum number with digests; small enough to stay in the CPU cache */
+    HASHED_STEP = 512 << 10,
+};
+
+/** A worker on either side, and its channel. Only one thread at a time may use it. */
+typedef struct stream_worker {
+    const wh_lane_site *site;
+    wh_socket channel; /**< None: not attached yet. */
+    wh_digester *digester;
+    wh_segments segments; /**< Source: the chunk being written. */
+    wh_landing landing;   /**< Receiver: the chunk being read. */
+    /** Source: the header to write next. Receiver: the next header, perhaps not complete yet. */
+    uint8_t header[WH_STREAM_HEADER_BYTES];
+    size_t header_bytes; /**< Bytes of `header` to write (source) or read so far (receiver). */
+    struct iovec window[RUNS];
+} stream_worker;
+
 typedef struct stream_end {
     wh_lane_end base;
-    wh_stream_worker workers[];
+    stream_worker workers[];
 } stream_end;
+
+/** Gives a worker its channel. The worker owns it from now on. Cannot fail. */
+static void attach(stream_worker *worker, wh_socket channel) {
+    int fd = channel.fd;
+    worker->channel = channel;
+    /*
+     * Use blocking calls with a short timeout, because they are faster than poll(). On Unix
+     * sockets, they are twice as fast. The worker checks for a stop request after each timeout. If
+     * the timeouts cannot be set, the channel stays non-blocking, which also works.
+     */
+    struct timeval slice = {0, WH_STREAM_SLICE_US};
+    int flags = fcntl(fd, F_GETFL);
+    if (flags >= 0 && setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, sizeof(slice)) == 0 &&
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof(slice)) == 0) {
+        (void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
+    }
+    /*
+     * The header that ends a round is short, and must be sent without waiting for an
+     * acknowledgement. Unix sockets do not have this option, and do not need it.
+     */
+    int on = 1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+/** Closes the worker's channel and frees its memory. */
+static void destroy_worker(stream_worker *worker) {
+    wh_socket_close(&worker->channel);
+    wh_digester_destroy(worker->digester);
+    wh_segments_destroy(&worker->segments);
+    wh_landing_destroy(&worker->landing);
+}
 
 static void stream_close(wh_lane_end *end) {
     stream_end *own = (void *)end;
     for (uint32_t i = 0; own && i < own->base.workers; i++) {
-        wh_stream_worker_destroy(own->workers + i);
+        destroy_worker(own->workers + i);
     }
     wh_free(own);
 }
@@ -61,7 +122,7 @@ static void attach_all(stream_end *own, wh_socket *channels, uint32_t count) {
     own->base.encrypted = count > 0;
     for (uint32_t i = 0; i < count; i++) {
         own->base.encrypted = own->base.encrypted && channels[i].tls;
-        wh_stream_worker_attach(own->workers + i, channels[i]);
+        attach(own->workers + i, channels[i]);
         channels[i] = WH_NO_SOCKET;
     }
 }
@@ -267,14 +328,246 @@ static wherry_status stream_accept(const wh_lane_site *site, const void *request
     return WHERRY_OK;
 }
 
-/* ---- the operations ---- */
+/* ---- a channel ---- */
 
-static wherry_status stream_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error) {
-    return wh_stream_pull(((stream_end *)(void *)end)->workers + worker, sink, error);
+static uint64_t bytes_of(const struct iovec *segments, size_t count) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; i++) {
+        bytes += segments[i].iov_len;
+    }
+    return bytes;
 }
 
-static wherry_status stream_push(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error) {
-    return wh_stream_push(((stream_end *)(void *)end)->workers + worker, feed, error);
+/**
+ * Writes all segments. Removes the bytes that it has written from the list. Times out if the peer
+ * takes no byte for no_progress_ms, or at the site's deadline. If the peer is slow but makes
+ * progress, only the deadline ends the call.
+ */
+static wherry_status write_all(const stream_worker *worker, struct iovec *segments, size_t count, wherry_error *error) {
+    const wh_lane_site *site = worker->site;
+    uint64_t left = bytes_of(segments, count);
+    for (;;) {
+        wherry_status status =
+            wh_channel_write(&worker->channel, segments, count, site->stop, wh_site_patience(site), error);
+        if (status != WHERRY_TIMED_OUT) {
+            return wh_site_blame(site, status, error);
+        }
+        uint64_t before = left;
+        left = bytes_of(segments, count);
+        if (left == before || wh_deadline_passed(site->deadline)) {
+            return wh_site_timed_out(site, error);
+        }
+    }
+}
+
+/** Waits for at least one byte. Reads the bytes that have arrived, as far as they fit. */
+static wherry_status read_some(const stream_worker *worker, const struct iovec *segments, size_t count, size_t *got_p,
+                               wherry_error *error) {
+    const wh_lane_site *site = worker->site;
+    if (wh_deadline_passed(site->deadline)) {
+        return wh_site_timed_out(site, error);
+    }
+    wherry_status status =
+        wh_channel_read_some(&worker->channel, segments, count, site->stop, wh_site_patience(site), got_p, error);
+    return status == WHERRY_TIMED_OUT ? wh_site_timed_out(site, error) : wh_site_blame(site, status, error);
+}
+
+/* ---- the source sends ---- */
+
+/** Completes the header. It already has the digest of the previous chunk. */
+static void complete_header(stream_worker *worker, uint64_t chunk, uint64_t length) {
+    wh_store_be64(worker->header + WHERRY_DIGEST_BYTES, chunk);
+    wh_store_be64(worker->header + WHERRY_DIGEST_BYTES + 8, length);
+    worker->header_bytes = WH_STREAM_HEADER_BYTES;
+}
+
+/**
+ * Writes the header, if there is one to write, and the runs in worker->window. The runs begin at
+ * the second entry of the window.
+ */
+static wherry_status write_window(stream_worker *worker, size_t runs, wherry_error *error) {
+    worker->window[0] = (struct iovec){worker->header, worker->header_bytes};
+    wherry_status status = write_all(worker, worker->window, 1 + runs, error);
+    memset(worker->header, 0, sizeof(worker->header));
+    worker->header_bytes = 0;
+    return status;
+}
+
+/** Sends a chunk. Its digest is sent with the next header. */
+static wherry_status push_chunk(stream_worker *worker, const wh_feed *feed, uint64_t chunk, wherry_error *error) {
+    WH_TRY(feed->gather(feed->context, chunk, &worker->segments, error));
+    complete_header(worker, chunk, worker->segments.bytes | (feed->verify ? WH_STREAM_DIGEST_FOLLOWS : 0));
+    if (feed->verify) {
+        wh_digester_begin(worker->digester);
+    }
+    wh_run_cursor cursor = wh_run_cursor_at(&worker->segments);
+    size_t bytes;
+    wherry_status status;
+    do {
+        size_t runs = wh_run_cursor_window(&cursor, NULL, worker->window + 1, RUNS - 1,
+                                           feed->verify ? HASHED_STEP : PLAIN_STEP, &bytes);
+        status = bytes || worker->header_bytes ? write_window(worker, runs, error) : WHERRY_OK;
+        if (status == WHERRY_OK && bytes) {
+            if (feed->verify) { /* The kernel's copy has brought the bytes into the CPU cache. */
+                wh_run_cursor_digest(cursor, worker->digester, bytes);
+            }
+            wh_run_cursor_advance(&cursor, bytes);
+            feed->moved(feed->context, bytes);
+        }
+    } while (status == WHERRY_OK && bytes);
+    if (status == WHERRY_OK && feed->verify) {
+        wherry_digest digest = wh_digester_end(worker->digester);
+        memcpy(worker->header, digest.bytes, WHERRY_DIGEST_BYTES);
+    }
+    return status;
+}
+
+static wherry_status stream_push(wh_lane_end *end, uint32_t number, const wh_feed *feed, wherry_error *error) {
+    stream_worker *worker = ((stream_end *)(void *)end)->workers + number;
+    wherry_status status = wh_digester_need(feed->verify, &worker->digester, error);
+    uint64_t chunk;
+    memset(worker->header, 0, sizeof(worker->header));
+    do {
+        while (status == WHERRY_OK && feed->next(feed->context, &chunk)) {
+            status = push_chunk(worker, feed, chunk, error);
+            wh_feed_done(feed, chunk);
+        }
+        if (status == WHERRY_OK && feed->verify && feed->more && feed->more(feed->context, 0) == WH_MORE_LATER) {
+            /* The receiver needs the last digest now. */
+            complete_header(worker, WH_STREAM_PAUSE, 0);
+            status = write_window(worker, 0, error);
+        }
+    } while (status == WHERRY_OK && wh_feed_more(feed));
+    /* After a stop request, the feed returns no more chunks, but the round is not complete. */
+    if (status == WHERRY_OK && wh_stop_requested(worker->site->stop)) {
+        status = wh_site_cancelled(error);
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    complete_header(worker, WH_STREAM_END, 0);
+    return write_window(worker, 0, error);
+}
+
+/* ---- the receiver reads ---- */
+
+/** The contents of a header. */
+typedef struct frame {
+    uint64_t chunk;
+    uint64_t length;
+    bool digest_follows;
+} frame;
+
+/** Reads the missing bytes of the next header. */
+static wherry_status read_header(stream_worker *worker, wherry_error *error) {
+    while (worker->header_bytes < WH_STREAM_HEADER_BYTES) {
+        struct iovec rest = {worker->header + worker->header_bytes, WH_STREAM_HEADER_BYTES - worker->header_bytes};
+        size_t got = 0;
+        WH_TRY(read_some(worker, &rest, 1, &got, error));
+        worker->header_bytes += got;
+    }
+    return WHERRY_OK;
+}
+
+static wherry_status malformed(const stream_worker *worker, wherry_error *error, const char *what, const frame *sent) {
+    wherry_status status = wh_fail(
+        error, WHERRY_MALFORMED, "rank %d sent %s (chunk %llu, %llu bytes); its software or the network has a fault",
+        (int)worker->site->peer, what, (unsigned long long)sent->chunk, (unsigned long long)sent->length);
+    return wh_site_blame(worker->site, status, error);
+}
+
+/** Reads a header completely and parses it. */
+static wherry_status take_header(stream_worker *worker, frame *frame_p, wherry_error *error) {
+    static const uint8_t zeros[WH_STREAM_HEADER_BYTES - WH_STREAM_HEADER_USED];
+    WH_TRY(read_header(worker, error));
+    uint64_t length = wh_load_be64(worker->header + WHERRY_DIGEST_BYTES + 8);
+    *frame_p = (frame){.chunk = wh_load_be64(worker->header + WHERRY_DIGEST_BYTES),
+                       .length = length & ~WH_STREAM_DIGEST_FOLLOWS,
+                       .digest_follows = (length & WH_STREAM_DIGEST_FOLLOWS) != 0};
+    worker->header_bytes = 0;
+    return memcmp(worker->header + WH_STREAM_HEADER_USED, zeros, sizeof(zeros)) == 0
+               ? WHERRY_OK
+               : malformed(worker, error, "a header that does not end with zeros", frame_p);
+}
+
+/** Hashes the first `bytes` bytes of the window, which have just arrived. */
+static void digest_window(stream_worker *worker, size_t bytes) {
+    for (const struct iovec *run = worker->window; bytes; run++) {
+        size_t part = wh_min(run->iov_len, bytes);
+        wh_digester_add(worker->digester, run->iov_base, part);
+        bytes -= part;
+    }
+}
+
+/**
+ * Reads the bytes of a chunk into their destinations. The last system call may also read the next
+ * header, or a part of it.
+ */
+static wherry_status read_bytes(stream_worker *worker, const wh_sink *sink, const frame *what, wherry_error *error) {
+    wh_run_cursor cursor = wh_run_cursor_at(&worker->landing.segments);
+    uint64_t left = what->length;
+    while (left) {
+        size_t bytes;
+        size_t got = 0;
+        size_t runs = wh_run_cursor_window(&cursor, &worker->landing, worker->window, RUNS - 1,
+                                           sink->verify ? HASHED_STEP : PLAIN_STEP, &bytes);
+        if (runs == 0) {
+            return wh_fail(error, WHERRY_INTERNAL, "chunk %llu has no destination for its last %llu bytes",
+                           (unsigned long long)what->chunk, (unsigned long long)left);
+        }
+        if (bytes == left) {
+            worker->window[runs++] = (struct iovec){worker->header, WH_STREAM_HEADER_BYTES};
+        }
+        WH_TRY(read_some(worker, worker->window, runs, &got, error));
+        worker->header_bytes = got > bytes ? got - bytes : 0;
+        got -= worker->header_bytes;
+        if (sink->verify) {
+            digest_window(worker, got);
+        }
+        wh_run_cursor_advance(&cursor, got);
+        left -= got;
+        sink->moved(sink->context, got);
+    }
+    return WHERRY_OK;
+}
+
+static wherry_status pull_chunk(stream_worker *worker, const wh_sink *sink, const frame *what, wherry_error *error) {
+    wh_landing *landing = &worker->landing;
+    wherry_status status = sink->open(sink->context, what->chunk, landing, error);
+    if (status != WHERRY_OK) {
+        return wh_site_blame(worker->site, status, error);
+    }
+    if (what->length != landing->segments.bytes) {
+        return malformed(worker, error, "a chunk with the wrong length", what);
+    }
+    if (sink->verify && !what->digest_follows) {
+        return malformed(worker, error, "a chunk without a digest", what);
+    }
+    if (sink->verify) {
+        wh_digester_begin(worker->digester);
+    }
+    WH_TRY(read_bytes(worker, sink, what, error));
+    WH_TRY(sink->verify ? read_header(worker, error) : WHERRY_OK);
+    wherry_digest claimed;
+    memcpy(claimed.bytes, worker->header, WHERRY_DIGEST_BYTES);
+    return wh_sink_close(sink, landing, worker->digester, sink->verify ? &claimed : NULL, error);
+}
+
+static wherry_status stream_pull(wh_lane_end *end, uint32_t number, const wh_sink *sink, wherry_error *error) {
+    stream_worker *worker = ((stream_end *)(void *)end)->workers + number;
+    wherry_status status = wh_digester_need(sink->verify, &worker->digester, error);
+    frame next;
+    while (status == WHERRY_OK && (status = take_header(worker, &next, error)) == WHERRY_OK) {
+        bool empty = next.chunk == WH_STREAM_END || next.chunk == WH_STREAM_PAUSE;
+        if (empty && (next.length || next.digest_follows)) {
+            return malformed(worker, error, "an end or pause header with a length or a digest", &next);
+        }
+        if (next.chunk == WH_STREAM_END) {
+            return WHERRY_OK;
+        }
+        status = empty ? WHERRY_OK : pull_chunk(worker, sink, &next, error);
+    }
+    return status;
 }
 
 const wh_lane_ops wh_lane_stream = {
