@@ -124,21 +124,14 @@ wherry_status wh_plan_add_copy(wherry_plan *plan, size_t from, const wh_copy *co
 static int by_position(const void *one, const void *other) {
     const wh_move *a = one;
     const wh_move *b = other;
-    if (a->copy.from != b->copy.from) {
-        return a->copy.from < b->copy.from ? -1 : 1;
-    }
-    if (a->storage != b->storage) {
-        return (uintptr_t)a->storage < (uintptr_t)b->storage ? -1 : 1;
-    }
-    if (a->copy.to != b->copy.to) {
-        return a->copy.to < b->copy.to ? -1 : 1;
-    }
-    if (a->copy.length != b->copy.length || a->copy.level_count != b->copy.level_count) {
-        return a->copy.length != b->copy.length ? (a->copy.length < b->copy.length ? -1 : 1)
-                                                : (a->copy.level_count < b->copy.level_count ? -1 : 1);
-    }
-    return a->copy.level_count ? memcmp(a->copy.levels, b->copy.levels, a->copy.level_count * sizeof(*a->copy.levels))
-                               : 0;
+    int order = wh_order(a->copy.from, b->copy.from);
+    order = order ? order : wh_order((uintptr_t)a->storage, (uintptr_t)b->storage);
+    order = order ? order : wh_order(a->copy.to, b->copy.to);
+    order = order ? order : wh_order(a->copy.length, b->copy.length);
+    order = order ? order : wh_order(a->copy.level_count, b->copy.level_count);
+    return order || !a->copy.level_count
+               ? order
+               : memcmp(a->copy.levels, b->copy.levels, a->copy.level_count * sizeof(*a->copy.levels));
 }
 
 /**
@@ -603,22 +596,16 @@ const wherry_interval *wherry_plan_intervals(const wherry_plan *plan, size_t *co
 }
 
 void wherry_plan_summarize(const wherry_plan *plan, wherry_plan_summary *summary_p) {
-    wherry_plan_summary summary = {
+    *summary_p = (wherry_plan_summary){
         .tensors = plan->tensor_count,
         .bytes = plan->bytes,
         .copies = plan->move_count,
         .missing = plan->missing.count,
         .extra = plan->extra.count,
         .chunks = plan->wanted.total,
+        .chunk_bytes = wh_space_bytes_of(&plan->prepared->space, &plan->wanted),
         .direct = plan->wanted.total - plan->indirect.total,
     };
-    const wh_space *space = &plan->prepared->space;
-    for (size_t i = 0; i < plan->wanted.count; i++) {
-        const wherry_interval *wanted = plan->wanted.intervals + i;
-        summary.chunk_bytes +=
-            wh_space_chunk_begin(space, wanted->first + wanted->count) - wh_space_chunk_begin(space, wanted->first);
-    }
-    *summary_p = summary;
 }
 
 const char *wherry_plan_missing(const wherry_plan *plan, size_t index) {
@@ -705,4 +692,53 @@ wherry_status wherry_plan_place(const wherry_plan *plan, uint64_t chunk, const v
     placing p = {bytes, WHERRY_OK, error};
     wherry_plan_visit_chunk(plan, chunk, place_copy, &p);
     return p.status;
+}
+
+/* Reading chunks back from the memory that a plan would write to */
+
+static int gather_copy(void *context, const wherry_copy *copy) {
+    wh_gathered *g = context;
+    const char *from = copy->memory;
+    g->unsure = g->unsure || wherry_storage_device(copy->storage).kind != WHERRY_DEVICE_CPU || !from;
+    for (uint64_t i = 0; i < copy->count && !g->unsure; i++) {
+        uint64_t at = copy->chunk_offset + i * copy->chunk_stride;
+        g->unsure = memchr(g->covered + at, 1, copy->length) != NULL;
+        memset(g->covered + at, 1, copy->length);
+        memcpy(g->bytes + at, from + i * copy->storage_stride, copy->length);
+        g->found += copy->length;
+    }
+    return g->unsure;
+}
+
+/** Finds the run of memory that has a whole chunk. This is the usual case, and needs no copy. */
+static int find_run(void *context, const wherry_copy *copy) {
+    struct iovec *run = context;
+    bool whole = !run->iov_base && copy->count == 1 && copy->chunk_offset == 0 && copy->length == run->iov_len &&
+                 wherry_storage_device(copy->storage).kind == WHERRY_DEVICE_CPU;
+    run->iov_base = whole ? copy->memory : NULL;
+    return !whole;
+}
+
+bool wh_plan_gather(const wherry_plan *plan, uint64_t chunk, wh_gathered *g, struct iovec *run_p) {
+    g->length = wh_prepared_chunk_length(plan->prepared, chunk);
+    *run_p = (struct iovec){NULL, g->length};
+    if (wherry_plan_visit_chunk(plan, chunk, find_run, run_p) == 0 && run_p->iov_base) {
+        return true;
+    }
+    if (!wh_reserve((void **)&g->bytes, &g->room, g->length, 1) ||
+        !wh_reserve((void **)&g->covered, &g->covered_room, g->length, 1)) {
+        return false;
+    }
+    memset(g->covered, 0, g->length);
+    g->found = 0;
+    g->unsure = false;
+    wherry_plan_visit_chunk(plan, chunk, gather_copy, g);
+    *run_p = (struct iovec){g->bytes, g->length};
+    return !g->unsure && g->found == g->length;
+}
+
+void wh_gathered_destroy(wh_gathered *gathered) {
+    wh_free(gathered->bytes);
+    wh_free(gathered->covered);
+    *gathered = (wh_gathered){0};
 }

@@ -381,7 +381,7 @@ static uint64_t window(const wh_schedule *s, int number, double rates) {
     return (uint64_t)(ahead < share ? ahead : share);
 }
 
-/** Returns the time after which a source has been silent too long, after this many recalls. */
+/** Returns the time at which a source has been silent for too long. It grows with each recall. */
 static uint64_t silent_at(const source *one, uint8_t recalls) {
     return one->heard_at + one->latency_ns + (STALL_NS << wh_min(recalls, BACKOFF_MAX));
 }

@@ -17,8 +17,8 @@
  * 3. A landed chunk counts for the source that it came from. If that source is removed, the chunk
  *    does not count until another source confirms it, and is missing again after
  *    wh_schedule_forget.
- * 4. A source is requested to do no more than it can do before the others have finished, as far as
- *    its rate is known: so all sources end at about the same time.
+ * 4. If its rate is known, a source is not asked for more than it can deliver before the others
+ *    have finished. So all sources end at about the same time.
  */
 #ifndef WH_PLAN_SCHEDULE_H
 #define WH_PLAN_SCHEDULE_H
@@ -71,9 +71,9 @@ void wh_schedule_forget(wh_schedule *schedule, int source);
 void wh_schedule_confirm(wh_schedule *schedule, uint64_t chunk, int by);
 
 /**
- * Chooses what to request from a source now. If it is the only source that can be used, that is
- * everything; otherwise about as much as it delivers in its latency and a tenth of a second, at
- * least 2 chunks while there are enough.
+ * Chooses what to request from a source now. From the only source that can be used, this is
+ * everything. From one of several, it is about what the source delivers in its latency plus a tenth
+ * of a second, and at least 2 chunks if enough are missing.
  * @param most    how many chunks at most.
  * @param chunks  an empty set, which receives the chunks. If there are less than `most`, there is
  *                nothing more to request for now.
