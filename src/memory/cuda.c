@@ -311,12 +311,6 @@ wherry_status wh_cuda_read(int32_t device, void *to, const void *from, uint64_t 
     return copy_now(device, to, from, nbytes, error);
 }
 
-static wherry_status read_bytes(void *to, const void *from, uint64_t nbytes, wherry_error *error) {
-    int32_t device = -1;
-    WH_TRY(wh_cuda_device_of(from, &device, error));
-    return wh_cuda_read(device, to, from, nbytes, error);
-}
-
 static wherry_status allocate(uint64_t nbytes, wherry_device device, void **data_p, wherry_error *error) {
     const wh_cuda_driver *driver;
     uint64_t address = 0;
@@ -350,9 +344,7 @@ static void release(void *data, uint64_t nbytes) {
 }
 
 const wh_memory_ops wh_memory_cuda = {
-    .name = "cuda",
     .allocate = allocate,
     .release = release,
     .write = write_bytes,
-    .read = read_bytes,
 };

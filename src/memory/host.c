@@ -62,14 +62,13 @@ static void release(void *data, uint64_t nbytes) {
     }
 }
 
-static wherry_status copy(void *to, const void *from, uint64_t nbytes, wherry_error *error) {
+static wherry_status write_bytes(void *to, const void *from, uint64_t nbytes, wherry_error *error) {
     (void)error;
     memcpy(to, from, nbytes);
     return WHERRY_OK;
 }
 
-static const wh_memory_ops host = {
-    .name = "host", .allocate = allocate, .release = release, .write = copy, .read = copy};
+static const wh_memory_ops host = {.allocate = allocate, .release = release, .write = write_bytes};
 
 const wh_memory_ops *wh_memory_of(wherry_device_kind kind) {
     switch (kind) {

@@ -13,8 +13,6 @@
 
 /** The operations. Any thread may call them. */
 typedef struct wh_memory_ops {
-    const char *name;
-
     /**
      * Allocates zeroed memory for a storage. The system provides the pages of a large host
      * allocation when they are first used. Blocks while the system or the driver works.
@@ -28,13 +26,12 @@ typedef struct wh_memory_ops {
     void (*release)(void *data, uint64_t nbytes);
 
     /**
-     * Copies from host memory to this memory (write), or from this memory to host memory (read).
-     * The copy is complete on return. For small sizes; use cuda_queue.h for large ones.
+     * Copies from host memory to this memory. The copy is complete on return. For small sizes; use
+     * cuda_queue.h for large ones.
      * @return WHERRY_OK; WHERRY_SYSTEM, WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT if an address
      * that should be in device memory is not.
      */
     wherry_status (*write)(void *to, const void *from, uint64_t nbytes, wherry_error *error);
-    wherry_status (*read)(void *to, const void *from, uint64_t nbytes, wherry_error *error);
 } wh_memory_ops;
 
 /**

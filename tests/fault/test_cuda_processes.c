@@ -11,6 +11,7 @@
 
 #include "base/point.h"
 #include "lane/cuda_ipc/cuda_ipc.h"
+#include "memory/cuda.h"
 #include "memory/memory.h"
 #include "support/build.h"
 #include "support/device_memory.h"
@@ -26,10 +27,6 @@ enum { READY, DONE };
 
 static const wherry_device device = {WHERRY_DEVICE_CUDA, 0};
 
-static const wh_memory_ops *memory_of(const wherry_storage *storage) {
-    return wh_memory_of(wherry_storage_device(storage).kind);
-}
-
 static void fill(job_rank *self, const wherry_storage *storage, uint8_t seed) {
     wherry_error error;
     uint64_t nbytes = wherry_storage_nbytes(storage);
@@ -37,7 +34,7 @@ static void fill(job_rank *self, const wherry_storage *storage, uint8_t seed) {
     for (uint64_t i = 0; i < nbytes; i++) {
         bytes[i] = (uint8_t)(seed + 7 * i + (i >> 13));
     }
-    job_must(self, memory_of(storage)->write(wherry_storage_data(storage), bytes, nbytes, &error), error);
+    job_must(self, wh_memory_cuda.write(wherry_storage_data(storage), bytes, nbytes, &error), error);
     free(bytes);
 }
 
@@ -45,7 +42,9 @@ static void check(job_rank *self, const wherry_storage *storage, uint8_t seed) {
     wherry_error error;
     uint64_t nbytes = wherry_storage_nbytes(storage);
     uint8_t *bytes = malloc(nbytes);
-    job_must(self, memory_of(storage)->read(bytes, wherry_storage_data(storage), nbytes, &error), error);
+    job_must(self,
+             wh_cuda_read(wherry_storage_device(storage).index, bytes, wherry_storage_data(storage), nbytes, &error),
+             error);
     for (uint64_t i = 0; i < nbytes; i++) {
         job_check(self, bytes[i] == (uint8_t)(seed + 7 * i + (i >> 13)), "byte %llu is wrong", (unsigned long long)i);
     }

@@ -3,7 +3,9 @@
 #define WH_TESTS_DEVICE_STATE_H
 
 #include <stdlib.h>
+#include <string.h>
 
+#include "memory/cuda.h"
 #include "memory/memory.h"
 #include "state/prepare.h"
 #include "state/value.h"
@@ -22,7 +24,11 @@ static inline wherry_storage *copy_storage(wherry_storage *from, wherry_device d
     }
     char *bytes = malloc(nbytes);
     must(wherry_storage_allocate(nbytes, device, &to, &error));
-    must(wh_memory_of(wherry_storage_device(from).kind)->read(bytes, wherry_storage_data(from), nbytes, &error));
+    if (wherry_storage_device(from).kind == WHERRY_DEVICE_CPU) {
+        memcpy(bytes, wherry_storage_data(from), nbytes);
+    } else {
+        must(wh_cuda_read(wherry_storage_device(from).index, bytes, wherry_storage_data(from), nbytes, &error));
+    }
     must(wh_memory_of(device.kind)->write(wherry_storage_data(to), bytes, nbytes, &error));
     free(bytes);
     return to;

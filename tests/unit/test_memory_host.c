@@ -44,7 +44,6 @@ static void test_only_host_memory_is_allocated(void **state) {
     (void)state;
     const wh_memory_ops *host = wh_memory_of(WHERRY_DEVICE_CPU);
     assert_non_null(host);
-    assert_string_equal(host->name, "host");
 #define WHERRY_X(name, value, text)                                                                                    \
     assert_true((wh_memory_of(WHERRY_DEVICE_##name) == host) == (WHERRY_DEVICE_##name == WHERRY_DEVICE_CPU));          \
     assert_true((wh_memory_of(WHERRY_DEVICE_##name) == NULL) == (WHERRY_DEVICE_##name != WHERRY_DEVICE_CPU));
