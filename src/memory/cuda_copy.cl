@@ -1,6 +1,6 @@
 /*
  * The kernel that copies many runs in one launch, with one block of threads per run. scripts/make-kernel compiles it to
- * cuda_copy_ptx.h, which is part of the library; the driver compiles that for its device. A run has 1 byte to 128 KiB;
+ * cuda_copy.ptx, which is part of the library; the driver compiles that for its device. A run has 1 byte to 128 KiB;
  * the caller splits longer runs.
  *
  * Each thread reads four words of up to 16 bytes before it writes them, which keeps the memory of a large device busy.

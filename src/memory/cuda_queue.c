@@ -4,11 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cuda_copy_ptx.h> /* generated: src/meson.build */
+
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "memory/cuda_copy_ptx.h"
 #include "memory/cuda_driver.h"
 
 enum {
@@ -66,7 +67,7 @@ static wh_cu_function find_kernel(const wh_cuda_driver *driver, int32_t device) 
     pthread_mutex_lock(&shared_lock);
     if (!kernel_tried[device] && !(wanted && strcmp(wanted, "0") == 0)) {
         wh_cu_module module;
-        int result = driver->module_load(&module, wh_cuda_copy_ptx);
+        int result = driver->module_load(&module, WH_CUDA_COPY_PTX);
         WH_CU_THEN(result, driver->module_function(kernels + device, module, "wherry_copy"));
         if (result != WH_CU_OK) {
             wherry_error error;
