@@ -380,7 +380,7 @@ static wherry_status take_datagram(wh_ring_end *end, int *memory_p, wherry_error
 /* Waits for the source's datagram. Ignores datagrams from other processes. */
 static wherry_status wait_memory(wh_ring_end *end, int *memory_p, wherry_error *error) {
     const wh_lane_site *site = end->site;
-    wh_deadline deadline = wh_deadline_earlier(site->deadline, wh_deadline_in_ms(site->no_progress_ms));
+    wh_deadline deadline = wh_site_patience(site);
     int memory = -1;
     while (memory < 0) {
         bool ready = wh_stop_wait_fd(site->stop, end->socket, POLLIN, deadline);

@@ -77,21 +77,11 @@ static void pause_processor(void) {
 }
 
 /* Returns WHERRY_OK if the wait may continue. Otherwise returns why it must end. */
-static wherry_status check_limits(const wh_ring_end *end, wh_deadline give_up, wherry_error *error) {
-    const wh_lane_site *site = end->site;
+static wherry_status check_limits(const wh_lane_site *site, wh_deadline patience, wherry_error *error) {
     if (wh_stop_requested(site->stop)) {
         return wh_site_cancelled(error);
     }
-    if (wh_deadline_passed(site->deadline)) {
-        return wh_fail(error, WHERRY_TIMED_OUT, "timed out before all bytes had moved");
-    }
-    if (wh_deadline_passed(give_up)) {
-        return wh_fail(error, WHERRY_TIMED_OUT,
-                       "timed out: rank %d has not moved a byte through the shared memory for %u ms; that rank may be "
-                       "stopped or overloaded: increase the no-progress limit, or receive from another rank",
-                       (int)site->peer, (unsigned)site->no_progress_ms);
-    }
-    return WHERRY_OK;
+    return wh_deadline_passed(patience) ? wh_site_timed_out(site, error) : WHERRY_OK;
 }
 
 wherry_status wh_ring_wait(const wh_ring_end *end, _Atomic uint32_t *word, _Atomic uint32_t *waits, uint32_t seen,
@@ -110,9 +100,9 @@ wherry_status wh_ring_wait(const wh_ring_end *end, _Atomic uint32_t *word, _Atom
         *value_p = value;
         return WHERRY_OK;
     }
-    wh_deadline give_up = wh_deadline_in_ms(end->site->no_progress_ms);
+    wh_deadline patience = wh_site_patience(end->site);
     while (value == seen) {
-        WH_TRY(check_limits(end, give_up, error));
+        WH_TRY(check_limits(end->site, patience, error));
         atomic_store(waits, 1);
         /* Read `closed` before `word`, so that frames written before the close are not lost. */
         uint32_t gone = atomic_load(closed);
@@ -123,9 +113,8 @@ wherry_status wh_ring_wait(const wh_ring_end *end, _Atomic uint32_t *word, _Atom
                            (int)end->site->peer);
         }
         if (value == seen) {
-            wh_deadline until = wh_deadline_earlier(give_up, end->site->deadline);
             uint64_t now = wh_clock_now();
-            sleep_on(word, seen, until.at > now ? until.at - now : 0);
+            sleep_on(word, seen, patience.at > now ? patience.at - now : 0);
             value = atomic_load(word);
         }
     }
