@@ -24,9 +24,7 @@ void wherry_group_options_init(wherry_group_options *options) {
 wherry_status wh_group_wrap(wh_group *inner, wherry_group **group_p, wherry_error *error) {
     size_t marks = (size_t)inner->size * sizeof(wh_barrier_mark);
     wherry_group *group = wh_alloc_zeroed(1, sizeof(*group) + marks);
-    if (!group) {
-        return wh_fail_memory(error, "a group");
-    }
+    WH_TRY_ALLOC(group, error, "a group");
     group->inner = inner;
     atomic_flag_clear(&group->in_barrier);
     *group_p = group;

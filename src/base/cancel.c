@@ -17,9 +17,7 @@ wherry_status wherry_cancel_create(wherry_cancel **cancel_p, wherry_error *error
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "cancel_p is NULL");
     }
     wherry_cancel *cancel = wh_alloc_zeroed(1, sizeof(*cancel));
-    if (!cancel) {
-        return wh_fail_memory(error, "a cancel");
-    }
+    WH_TRY_ALLOC(cancel, error, "a cancel");
     pthread_mutex_init(&cancel->lock, NULL);
     *cancel_p = cancel;
     return WHERRY_OK;

@@ -148,7 +148,7 @@ static void register_handlers(void) {
 
 /**
  * Appends a lock to the list. A fork takes the locks in the order of the list. The lock of the
- * groups (group/sockets/fork.c) is usually the first, because a process joins a group before it
+ * groups (group/sockets/sockets.c) is usually the first, because a process joins a group before it
  * uses a lane.
  */
 static void add_lock(wh_fork_lock *lock) {

@@ -146,6 +146,9 @@ void wh_identity_take(wh_cursor *cursor, wh_identity *identity_p);
  */
 wherry_status wh_ptracer_name(const wh_lane_site *site, const wh_identity *receiver, wherry_error *error);
 
+/** Stands for any process, where a pid is expected. */
+#define WH_PTRACER_ANYONE UINT64_MAX
+
 /**
  * Chooses the ptracer of a source. A process can have only one ptracer. If a second live process
  * asks, the answer is WH_PTRACER_ANYONE, so that both can read. All later answers are then
@@ -154,7 +157,6 @@ wherry_status wh_ptracer_name(const wh_lane_site *site, const wh_identity *recei
  * @param process  the pid of the receiver, or WH_PTRACER_ANYONE.
  * @return the new answer: `process` or WH_PTRACER_ANYONE.
  */
-#define WH_PTRACER_ANYONE UINT64_MAX
 uint64_t wh_ptracer_choose(_Atomic uint64_t *slot, uint64_t process);
 
 #endif

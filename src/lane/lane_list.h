@@ -22,8 +22,8 @@ typedef struct wh_lane_list {
  * Reads a list of lanes.
  * @param all    the lanes that exist, the fastest first.
  * @param count  at most WH_OFFERED_LANES_MAX.
- * @param text  "cma,stream": these, in this order; "^cma,^ring": all except these; NULL: the value
- *              of WHERRY_LANES, or all lanes if that is not set.
+ * @param text   "cma,stream": these, in this order; "^cma,^ring": all except these; NULL: the value
+ *               of WHERRY_LANES, or all lanes if that is not set.
  * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT for an unknown name; the message lists the known ones.
  */
 wherry_status wh_lane_list_parse(const wh_lane_ops *const *all, size_t count, const char *text, wh_lane_list *list_p,

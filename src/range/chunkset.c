@@ -99,9 +99,7 @@ wherry_status wh_intervals_decode(wh_bytes bytes, uint64_t chunks, wherry_interv
     wh_cursor cursor = wh_cursor_over(bytes.bytes, bytes.size);
     size_t count = bytes.size / 16;
     wherry_interval *intervals = wh_alloc_array(count, sizeof(*intervals));
-    if (!intervals) {
-        return wh_fail_memory(error, "a plan");
-    }
+    WH_TRY_ALLOC(intervals, error, "a plan");
     uint64_t end = 0;
     for (size_t i = 0; i < count; i++) {
         uint64_t first = wh_cursor_number(&cursor, 8);

@@ -255,9 +255,7 @@ wherry_status wh_preparing_begin(wh_preparing *preparing, const wherry_value *st
 /** Does the checks that need all leaves, and computes the extents. */
 static wherry_status finish(const wh_preparing *g, wherry_error *error) {
     wherry_prepared *prepared = g->prepared;
-    if (g->failed) {
-        return wh_fail_memory(error, "the storages of a state");
-    }
+    WH_TRY_ALLOC(!g->failed, error, "the storages of a state");
     if (prepared->storage_bytes > INT64_MAX) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the storages of the state have more than 2^63 bytes");
     }

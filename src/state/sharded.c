@@ -509,7 +509,7 @@ static bool axis_slice(const axis *from, int64_t begin, int64_t end, axis *to) {
  * The ranks get the pieces in turn: the first rank gets the first piece, and so on. A plain shard
  * has factor 1.
  */
-static wh_parts axis_deal(axis *of, int64_t ways, int64_t mine, int64_t factor) {
+static wh_parts_result axis_deal(axis *of, int64_t ways, int64_t mine, int64_t factor) {
     int64_t size = axis_size(of);
     int64_t pieces = ways > INT64_MAX / factor ? INT64_MAX : ways * factor;
     int64_t piece = size / pieces + (size % pieces != 0);
@@ -535,7 +535,7 @@ static wh_parts axis_deal(axis *of, int64_t ways, int64_t mine, int64_t factor) 
 }
 
 /** Computes the part of each dimension that a rank has. */
-static wh_parts axes_of(const wherry_dtensor *dtensor, int64_t rank, axis *axes) {
+static wh_parts_result axes_of(const wherry_dtensor *dtensor, int64_t rank, axis *axes) {
     const wherry_mesh_info *mesh = wherry_mesh_get(dtensor->mesh);
     int64_t coordinate[WHERRY_NDIM_MAX];
     if (rank < 0 || !wh_mesh_find(dtensor->mesh, rank, coordinate)) {
@@ -550,7 +550,7 @@ static wh_parts axes_of(const wherry_dtensor *dtensor, int64_t rank, axis *axes)
         const wherry_placement *placement = dtensor->placements + m;
         bool strided = placement->kind == WHERRY_STRIDED_SHARD;
         if (strided || placement->kind == WHERRY_SHARD) {
-            wh_parts parts =
+            wh_parts_result parts =
                 axis_deal(axes + placement->dim, mesh->shape[m], coordinate[m], strided ? placement->split_factor : 1);
             if (parts != WH_PARTS_KNOWN) {
                 return parts;
@@ -585,9 +585,9 @@ static int visit_boxes(const axis *axes, uint32_t dim, wh_part *part, wh_part_fn
     return result;
 }
 
-static wh_parts visit_dtensor(const wherry_dtensor *dtensor, int64_t rank, wh_part_fn visit, void *context) {
+static wh_parts_result visit_dtensor(const wherry_dtensor *dtensor, int64_t rank, wh_part_fn visit, void *context) {
     axis axes[WHERRY_NDIM_MAX] = {{0}};
-    wh_parts parts = axes_of(dtensor, rank, axes);
+    wh_parts_result parts = axes_of(dtensor, rank, axes);
     if (parts == WH_PARTS_KNOWN) {
         wh_part part = {.global.ndim = dtensor->ndim, .local.ndim = dtensor->ndim};
         parts = visit_boxes(axes, 0, &part, visit, context) ? WH_PARTS_STOPPED : WH_PARTS_KNOWN;
@@ -599,8 +599,8 @@ static wh_parts visit_dtensor(const wherry_dtensor *dtensor, int64_t rank, wh_pa
 }
 
 /** Visits the whole local tensor as one box. Does nothing if the tensor has no elements. */
-static wh_parts visit_one(uint32_t ndim, const int64_t *offsets, const int64_t *sizes, wh_part_fn visit,
-                          void *context) {
+static wh_parts_result visit_one(uint32_t ndim, const int64_t *offsets, const int64_t *sizes, wh_part_fn visit,
+                                 void *context) {
     wh_part part = {.global.ndim = ndim, .local.ndim = ndim};
     for (uint32_t d = 0; d < ndim; d++) {
         if (sizes[d] == 0) {
@@ -612,7 +612,8 @@ static wh_parts visit_one(uint32_t ndim, const int64_t *offsets, const int64_t *
     return visit(context, &part) ? WH_PARTS_STOPPED : WH_PARTS_KNOWN;
 }
 
-wh_parts wh_value_visit_parts(const wherry_value *value, size_t index, int64_t rank, wh_part_fn visit, void *context) {
+wh_parts_result wh_value_visit_parts(const wherry_value *value, size_t index, int64_t rank, wh_part_fn visit,
+                                     void *context) {
     const wherry_tensor *tensor = wherry_tensor_get(value);
     if (tensor) {
         return visit_one(tensor->ndim, NULL, tensor->shape, visit, context);
@@ -667,8 +668,8 @@ wherry_status wh_boxes_equal(const wherry_value *source, int64_t source_rank, co
                              int64_t target_rank, bool *same_p, wherry_error *error) {
     box_list from = {0};
     box_list to = {0};
-    wh_parts source_parts = wh_value_visit_parts(source, 0, source_rank, add_part, &from);
-    wh_parts target_parts = wh_value_visit_parts(target, 0, target_rank, add_part, &to);
+    wh_parts_result source_parts = wh_value_visit_parts(source, 0, source_rank, add_part, &from);
+    wh_parts_result target_parts = wh_value_visit_parts(target, 0, target_rank, add_part, &to);
     bool memory = source_parts == WH_PARTS_STOPPED || source_parts == WH_PARTS_NO_MEMORY ||
                   target_parts == WH_PARTS_STOPPED || target_parts == WH_PARTS_NO_MEMORY;
     *same_p = true;

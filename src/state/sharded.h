@@ -42,7 +42,7 @@ typedef struct wh_part {
 /** Callback for one part. A result other than 0 stops the visit. */
 typedef int (*wh_part_fn)(void *context, const wh_part *part);
 
-typedef enum wh_parts {
+typedef enum wh_parts_result {
     WH_PARTS_KNOWN,
     /**
      * The boxes cannot be computed: the rank is unspecified or not in the mesh, the local shape
@@ -51,14 +51,15 @@ typedef enum wh_parts {
     WH_PARTS_UNKNOWN,
     WH_PARTS_STOPPED, /**< The visitor stopped. */
     WH_PARTS_NO_MEMORY,
-} wh_parts;
+} wh_parts_result;
 
 /**
  * Visits the parts of local tensor number `index` of a TENSOR, DTENSOR or SHARDED. Boxes without
  * elements are skipped. A plain tensor has one part, the whole tensor.
  * @param rank  the rank that has this local tensor. It matters only for a DTensor.
  */
-wh_parts wh_value_visit_parts(const wherry_value *value, size_t index, int64_t rank, wh_part_fn visit, void *context);
+wh_parts_result wh_value_visit_parts(const wherry_value *value, size_t index, int64_t rank, wh_part_fn visit,
+                                     void *context);
 
 /**
  * Sets *same_p to true if the local tensors of two DTensors are the same boxes, or if the boxes of

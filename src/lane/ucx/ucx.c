@@ -733,9 +733,7 @@ static wherry_status write_request(wh_ucx_end *end, wh_string *bytes, wherry_err
         request.addresses[i] = (wh_ucx_address){link->id, link->address, link->address_size};
     }
     uint32_t workers = wh_ucx_request_write(&request, bytes);
-    if (bytes->failed) {
-        return wh_fail_memory(error, "the request of a lane");
-    }
+    WH_TRY_ALLOC(!bytes->failed, error, "the request of a lane");
     if (!workers) {
         return wh_fail(error, WHERRY_UNSUPPORTED,
                        "an address of UCX has %zu bytes, which is too long; list fewer devices in UCX_NET_DEVICES",

@@ -1,7 +1,4 @@
-/*
- * The part of the ucx lane that needs no UCX: its wire format, and a lane that is always refused,
- * for builds without UCX.
- */
+/* The wire format of the ucx lane. */
 #include "lane/ucx/ucx_wire.h"
 
 #include <string.h>
