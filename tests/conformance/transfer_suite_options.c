@@ -29,7 +29,10 @@ typedef struct side {
     bool other_thread;   /**< True if another thread has called it too. */
 } side;
 
-/** Waits a while. Called by callbacks, which cannot fail the test. @return true if it is set. */
+/**
+ * Waits until a flag is set, but not forever: callbacks call this, and they cannot fail the test.
+ * @return true if it is set.
+ */
 static bool wait_for(atomic_bool *what) {
     for (int i = 0; i < HELD_MS && !atomic_load(what) && !ferry_is_over(); i++) {
         usleep(1000);

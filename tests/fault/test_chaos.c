@@ -128,13 +128,13 @@ static void drop_kept(void) {
 }
 
 /**
- * Takes stock when idle connections were closed. In the second pause, waits for that, but not
- * forever.
+ * Counts what this process holds, after idle connections were closed. In the second pause, waits up
+ * to SETTLED_MS until it holds no more than in the first.
  */
 static void survey(const job_rank *self, int pause) {
     holdings *stock = storm->stock[self->rank];
     wh_deadline limit = wh_deadline_in_ms(SETTLED_MS);
-    usleep(SETTLE_MS * 1000);
+    usleep(SETTLE_MS * 1000); /* Idle connections are closed after a time; nothing tells when. */
     if (storm->at->keeps) {
         drop_kept();
     }
@@ -323,6 +323,7 @@ static void disturb(const job *all, const two_hosts *hosts, unsigned *seed) {
     if (link) {
         assert_true(two_hosts_link(hosts, false));
     }
+    /* The fault lasts for a random time. */
     usleep((useconds_t)(20000 + rand_r(seed) % (rand_r(seed) % 8 ? 300000 : 3000000)));
     if (link) {
         assert_true(two_hosts_link(hosts, true));

@@ -158,6 +158,7 @@ static void disturb(unsigned *seed) {
     default:
         callback_hub_break_blocks(hub, rank, WHERRY_PEER_LOST, WHERRY_PEER_LOST, WHERRY_PEER_LOST);
     }
+    /* The fault lasts for a random time. */
     usleep((useconds_t)(1000 + rand_r(seed) % (rand_r(seed) % 8 ? 100000 : 2000000)));
     callback_hub_hold(hub, rank, SIZE_MAX);
     callback_hub_break_blocks(hub, rank, WHERRY_OK, WHERRY_OK, WHERRY_OK);

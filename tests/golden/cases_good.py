@@ -177,7 +177,7 @@ def enumerable_sharding(boxes):
     return [2, [one[0] for one in boxes]], {"enumerable": [one[1] for one in boxes]}
 
 
-# Storages, meshes, the whole.
+# The parts of a manifest (storages, meshes), and whole manifests.
 
 
 def storage(nbytes, extents=None, kind=0, index=-1):

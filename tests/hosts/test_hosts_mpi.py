@@ -186,7 +186,7 @@ def test_a_link_is_cut_in_the_middle(flavour, between, tmp_path):
         await_sent(world.hosts[0], 512 << 10)  # The whole state has 9.75 MB, which take 3.9 s.
         world.cut(1)
         assert job.wait_for("lane", 1) == [["0", "1", "cma"]]
-        time.sleep(LATE_MS / 1000)
+        time.sleep(LATE_MS / 1000)  # Until all have given up. No word of that can get through yet.
         world.mend(1)  # Now the output of the second host's ranks can arrive.
         ended = {int(rank): (status, int(ms)) for rank, status, ms in job.wait_for("ended", 2)}
         job.wait_for("well", 4)

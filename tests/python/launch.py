@@ -234,10 +234,15 @@ class Job:
         for rank in self.ranks.values():
             # This signal makes Python write the traceback of every thread.
             rank.signal(signal.SIGUSR2)
-        time.sleep(0.5)
+        time.sleep(0.5)  # Nothing tells when they are written.
+        self._kill()
+
+    def _kill(self):
         for rank in self.ranks.values():
             rank.signal(signal.SIGKILL)
-        time.sleep(0.2)
+        until = time.monotonic() + 5
+        while any(rank.status is None for rank in self.ranks.values()) and time.monotonic() < until:
+            time.sleep(0.005)
 
     def _describe(self, what):
         parts = [
@@ -250,11 +255,7 @@ class Job:
         return self
 
     def __exit__(self, *_):
-        for rank in self.ranks.values():
-            rank.signal(signal.SIGKILL)
-        until = time.monotonic() + 5
-        while any(rank.status is None for rank in self.ranks.values()) and time.monotonic() < until:
-            time.sleep(0.005)
+        self._kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -85,7 +85,7 @@ def test_another_key_is_a_mismatch():
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unequal:
-    """Each of these is another key, whatever it contains."""
+    """No two of these are equal as keys, even with the same content."""
 
     x: object
 

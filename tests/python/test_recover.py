@@ -52,7 +52,7 @@ def test_killed_ranks_are_healed(kill, at, ranks):
     plan = re.search(r"The same training, with (.+)", done.stdout)[1]
     for rank, step in zip(kill.split(), at.split()):
         assert f"rank {rank} killed in the all-reduce after {step} steps" in plan
-        # A survivor may already have all of the sum.
+        # A survivor may have completed the all-reduce before it noticed the death.
         assert re.search(rf"lost the group after ({step}|{int(step) + 1}) steps: ", after), after
         assert re.search(
             rf"rank {rank}: healed by rank \d to step ({step}|{int(step) + 1}): [1-9]\d* kB over (cma|ring)",

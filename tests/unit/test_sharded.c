@@ -708,7 +708,7 @@ static void test_known_boxes_match_torch(void **state) {
         indices held[DIMS] = {{.count = (int)cases[i].held}};
         wherry_value *value = build_dtensor(&l, held);
         wh_part part = {0};
-        wh_parts parts = wh_value_visit_parts(value, 0, cases[i].position, note_first, &part);
+        wh_parts_result parts = wh_value_visit_parts(value, 0, cases[i].position, note_first, &part);
         assert_int_equal(parts, cases[i].held ? WH_PARTS_STOPPED : WH_PARTS_KNOWN);
         assert_int_equal(part.global.offsets[0], cases[i].begin);
         assert_int_equal(part.global.sizes[0], cases[i].held);
@@ -747,7 +747,7 @@ static void test_number_of_boxes_is_limited(void **state) {
     static const struct {
         int64_t size;
         int64_t factor;
-        wh_parts parts;
+        wh_parts_result parts;
         int count;
     } cases[] = {{2 * 65536, 65536, WH_PARTS_KNOWN, 65536},
                  {2 * 65537, 65537, WH_PARTS_UNKNOWN, 0},
