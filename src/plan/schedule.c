@@ -77,8 +77,6 @@ struct wh_schedule {
     uint64_t silent;  /**< The benched sources that were recalled because nothing moved. */
     uint64_t version; /**< Changes whenever a search may find more than before. */
     uint64_t seen_at; /**< The latest time that the caller passed. */
-    /** Points to `now`, because wh_schedule_late is const but records the time. */
-    uint64_t *seen;
     double mean_rate; /**< Mean rate of the live sources whose rate is known; 0 if none is. */
     uint32_t local_limit;
     int count;
@@ -202,7 +200,6 @@ wh_schedule *wh_schedule_create(const wh_chunk_set *wanted, wh_chunk_bytes_fn by
         s->missing[place / 64] |= UINT64_C(1) << place % 64;
         s->missing_bytes += bytes_at(s, place);
     }
-    s->seen = &s->seen_at;
     s->missing_count = wanted->total;
     s->total_bytes = s->missing_bytes;
     return s;
@@ -298,7 +295,7 @@ int wh_schedule_add(wh_schedule *s, const wh_chunk_set *have, bool local, uint64
     uint64_t start = (uint64_t)__builtin_popcountll(s->live) * 7 % 16;
     s->sources[number] = (source){
         .have = bits, .local = local, .cursor = s->wanted->total / 16 * start, .asked_at = now, .heard_at = now};
-    *s->seen = wh_max(*s->seen, now);
+    s->seen_at = wh_max(s->seen_at, now);
     s->live |= bit(number);
     choose_locals(s);
     return number;
@@ -525,7 +522,7 @@ bool wh_schedule_next(wh_schedule *s, int number, uint64_t now, uint64_t most, w
     const source *one = s->sources + number;
     uint64_t first = UINT64_MAX;
     uint64_t last = 0;
-    *s->seen = wh_max(*s->seen, now);
+    s->seen_at = wh_max(s->seen_at, now);
     if (!(s->live & bit(number)) || !s->missing_count) {
         return true;
     }
@@ -554,7 +551,7 @@ bool wh_schedule_next(wh_schedule *s, int number, uint64_t now, uint64_t most, w
 
 void wh_schedule_moved(wh_schedule *s, int number, uint64_t bytes, uint64_t now) {
     source *one = s->sources + number;
-    *s->seen = wh_max(*s->seen, now);
+    s->seen_at = wh_max(s->seen_at, now);
     if (!(s->live & bit(number))) {
         return;
     }
@@ -624,8 +621,8 @@ static bool could_deliver(const wh_schedule *s, int number, int late, bool all) 
     return all;
 }
 
-bool wh_schedule_is_stalled(const wh_schedule *s, int number, uint64_t now) {
-    *s->seen = wh_max(*s->seen, now);
+bool wh_schedule_is_stalled(wh_schedule *s, int number, uint64_t now) {
+    s->seen_at = wh_max(s->seen_at, now);
     const source *one = s->sources + number;
     uint64_t quiet = stalled(s, now);
     for (uint64_t set = quiet & bit(number) ? s->live & ~quiet : 0; set; set &= set - 1) {
@@ -671,10 +668,10 @@ static bool is_outrun(const wh_schedule *s, int number) {
     return share < 0.9 * left && left - share > 0.1 && is_overloaded(s, number);
 }
 
-int wh_schedule_late(const wh_schedule *s, uint64_t now) {
+int wh_schedule_late(wh_schedule *s, uint64_t now) {
     int result = -1;
     double longest = 0;
-    *s->seen = wh_max(*s->seen, now);
+    s->seen_at = wh_max(s->seen_at, now);
     for (uint64_t set = s->live; set; set &= set - 1) {
         int i = first_of(set);
         if (s->sources[i].chunks && wh_schedule_is_stalled(s, i, now)) {
@@ -690,7 +687,7 @@ int wh_schedule_late(const wh_schedule *s, uint64_t now) {
 
 void wh_schedule_recall(wh_schedule *s, int number) {
     source *one = s->sources + number;
-    bool is_silent = *s->seen >= stalled_at(one);
+    bool is_silent = s->seen_at >= stalled_at(one);
     if (!(s->live & bit(number))) {
         return;
     }

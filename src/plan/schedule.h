@@ -109,7 +109,7 @@ void wh_schedule_rejected(wh_schedule *schedule, int source, uint64_t chunk);
  * slow for the same reason.
  * @return its number; -1: none.
  */
-int wh_schedule_late(const wh_schedule *schedule, uint64_t now);
+int wh_schedule_late(wh_schedule *schedule, uint64_t now);
 
 /**
  * All requests of a source are missing again. It gets no more requests until bytes move, unless no
@@ -123,7 +123,7 @@ void wh_schedule_recall(wh_schedule *schedule, int source);
  * The first reason of wh_schedule_late, for one source: it has moved nothing for long, and a source
  * that works has some of its requests.
  */
-bool wh_schedule_is_stalled(const wh_schedule *schedule, int source, uint64_t now);
+bool wh_schedule_is_stalled(wh_schedule *schedule, int source, uint64_t now);
 
 /** How many chunks are requested from a source and have not landed. */
 uint64_t wh_schedule_pending(const wh_schedule *schedule, int source);
@@ -154,7 +154,7 @@ uint64_t wh_schedule_wake_at(const wh_schedule *schedule);
 /** The measured rate of a source in bytes per second; 0 before the first bytes have moved. */
 double wh_schedule_rate(const wh_schedule *schedule, int source);
 
-/** How many landed chunks count for a source, or did until it was removed. */
+/** Number of landed chunks that count for a source. For a removed source: that counted for it. */
 uint64_t wh_schedule_landed_count(const wh_schedule *schedule, int source);
 
 /** The source that a landed chunk counts for; -1 if it has not landed. */

@@ -76,7 +76,7 @@ static void test_random_states_arrive(void **state) {
             calls[1].options.target_context = target;
         }
         if (is_straight) {
-            /* Digests and host memory use other lanes. */
+            /* This lane has no digests and needs device memory, so allow other lanes. */
             calls[1].options.lanes = calls[0].options.lanes = NULL;
         }
         ferry_run(calls, 2);

@@ -120,8 +120,8 @@ static void send_times(job_rank *self) {
 }
 
 /**
- * How many allocations were open when this rank told the source that it is done, after which the
- * source may free them.
+ * Number of allocations that were open when this rank told the source that it is done. From then
+ * on, the source may free them.
  */
 static size_t open_when_done;
 

@@ -568,7 +568,7 @@ typedef struct succession {
     wh_inbox *inbox;
     wh_hello *hello;
     int successor;
-    int fd; /**< The connection of the old incarnation. */
+    int fd; /**< From the old incarnation; read last. */
 } succession;
 
 static void begin_succession(succession *s, const wh_test_meeting *meeting) {

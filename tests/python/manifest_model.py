@@ -175,7 +175,7 @@ class Manifest:
     tensors: List[Tensor]
 
     def runs(self) -> Iterator[Tup[int, int, int]]:
-        """All runs as (storage, offset, length). End to end they are the space."""
+        """All runs as (storage, offset, length), in the order of the space, without gaps."""
         for number, extent in self._layout[1]:
             for run in range(extent.run_count):
                 yield number, extent.run(run), extent.length
