@@ -447,35 +447,24 @@ bool wh_visit_tensor_leaves(const wherry_value *state, wh_leaf_visit_fn visit, v
 
 /* The digest of a tensor */
 
-/**
- * Finds the innermost dimensions that form one contiguous run. *run_p is the length of the run in
- * bytes. @return the number of the other, outer dimensions.
- */
-static uint32_t find_run(const wherry_tensor *tensor, uint64_t *run_p) {
+/** Finds the dimensions outside of the longest contiguous runs. @return the length of a run. */
+static uint64_t find_run(const wherry_tensor *tensor, uint32_t *outer_p) {
     uint64_t elements = 1;
     uint32_t outer = tensor->ndim;
     while (outer > 0 && (tensor->shape[outer - 1] == 1 || (uint64_t)tensor->strides[outer - 1] == elements)) {
-        outer--;
-        elements *= (uint64_t)tensor->shape[outer];
+        elements *= (uint64_t)tensor->shape[--outer];
     }
-    *run_p = elements * wherry_dtype_describe(tensor->dtype)->bytes;
-    return outer;
+    *outer_p = outer;
+    return elements;
 }
 
-/**
- * Advances to the next run: updates the index of the outer dimensions and the offset *at, which is
- * in elements. @return false after the last run.
- */
-static bool next_run(const wherry_tensor *tensor, uint32_t outer, int64_t *index, int64_t *at) {
-    for (uint32_t i = outer; i-- > 0;) {
-        *at += tensor->strides[i];
-        if (++index[i] < tensor->shape[i]) {
-            return true;
-        }
-        *at -= tensor->shape[i] * tensor->strides[i];
-        index[i] = 0;
+/** Returns the offset of a run. All numbers are in elements. */
+static uint64_t run_begin(const wherry_tensor *tensor, uint32_t outer, uint64_t run) {
+    uint64_t at = (uint64_t)tensor->offset;
+    for (uint32_t d = outer; d-- > 0; run /= (uint64_t)tensor->shape[d]) {
+        at += run % (uint64_t)tensor->shape[d] * (uint64_t)tensor->strides[d];
     }
-    return false;
+    return at;
 }
 
 wherry_status wherry_tensor_digest(const wherry_value *value, wherry_digest *digest_p, wherry_error *error) {
@@ -484,27 +473,20 @@ wherry_status wherry_tensor_digest(const wherry_value *value, wherry_digest *dig
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the value is not a tensor, or digest_p is NULL");
     }
     const char *data = wherry_storage_data(tensor->storage);
-    bool empty = false;
-    for (uint32_t i = 0; i < tensor->ndim; i++) {
-        empty = empty || tensor->shape[i] == 0;
-    }
-    if (wherry_storage_device(tensor->storage).kind != WHERRY_DEVICE_CPU || (!data && !empty)) {
+    uint64_t count = wherry_tensor_count(tensor);
+    if (wherry_storage_device(tensor->storage).kind != WHERRY_DEVICE_CPU || (!data && count)) {
         return wh_fail(error, WHERRY_UNSUPPORTED, "the tensor is not in host memory; copy it there first");
     }
     wh_digester *digester = wh_digester_create();
     WH_TRY_ALLOC(digester, error, "a digest");
-    uint64_t run;
-    uint32_t outer = find_run(tensor, &run);
-    int64_t index[WHERRY_NDIM_MAX] = {0};
-    int64_t at = tensor->offset;
+    uint32_t outer;
+    uint64_t run = find_run(tensor, &outer);
+    uint64_t item = wherry_dtype_describe(tensor->dtype)->bytes;
     wh_digester_begin(digester);
-    bool more = !empty;
-    while (more) {
-        wh_digester_add(digester, data + at * wherry_dtype_describe(tensor->dtype)->bytes, run);
-        more = next_run(tensor, outer, index, &at);
+    for (uint64_t i = 0; i < (count ? count / run : 0); i++) {
+        wh_digester_add(digester, data + run_begin(tensor, outer, i) * item, run * item);
     }
-    wherry_digest digest = wh_digester_end(digester);
-    *digest_p = digest;
+    *digest_p = wh_digester_end(digester);
     wh_digester_destroy(digester);
     return WHERRY_OK;
 }
