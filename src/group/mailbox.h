@@ -58,9 +58,9 @@ wh_mailbox *wh_mailbox_create(int32_t size, size_t bytes);
 void wh_mailbox_destroy(wh_mailbox *mailbox);
 
 /**
- * Any process may send under a rank, and there may be many ranks. So messages for no inbox and no
- * service have their own limit per rank, and are dropped when the rank is lost, because nobody may
- * ever ask for them. Call this before the first message.
+ * For a group with ranks that are not trusted. Messages that nobody has asked for yet then have a
+ * limit per rank, and are dropped when the rank is lost. Otherwise many ranks could fill the
+ * memory. Call this before the first message.
  */
 void wh_mailbox_distrust(wh_mailbox *mailbox, size_t bytes);
 

@@ -38,8 +38,8 @@ static wherry_status check_options(const wherry_transfer_options *options, wherr
         {options->require < WHERRY_REQUIRE_ANY || options->require > WHERRY_REQUIRE_ALL, options->require,
          "require is %lld, which this version does not know"},
         {options->threads > WH_WORKERS_MAX, options->threads, "threads is %lld and may be %d at most"},
-        {options->step < WHERRY_STEP_ANY, options->step, "step is %lld; it is not negative, or WHERRY_STEP_ANY"},
-        {options->rank < -1, options->rank, "rank is %lld; it is not negative, or -1: that in the group"},
+        {options->step < WHERRY_STEP_ANY, options->step, "step is %lld, but must be at least 0, or WHERRY_STEP_ANY"},
+        {options->rank < -1, options->rank, "rank is %lld, but must be at least 0, or -1 for the rank in the group"},
         {options->target && options->accept, 0, "options has both target and accept; set only one of them"},
     };
     for (size_t i = 0; i < sizeof(rules) / sizeof(*rules); i++) {

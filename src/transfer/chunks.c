@@ -217,7 +217,7 @@ static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landin
     } else {
         ok = lay_out(pull, chunk, length, landing);
     }
-    return ok ? WHERRY_OK : wh_fail_memory(error, "a chunk that has come");
+    return ok ? WHERRY_OK : wh_fail_memory(error, "a chunk that has arrived");
 }
 
 /** Wakes the thread inside the call if it may want to request more chunks. */

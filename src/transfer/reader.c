@@ -499,7 +499,7 @@ static void take_close(wh_reader *reader) {
     }
 }
 
-/** Appends to the lane, even if some of its channels, which come on other ways, are missing. */
+/** Appends a request to the lane, even if some of the lane's channels have not arrived yet. */
 static wherry_status take_request(wh_reader *reader, wh_message *message, const wh_note *note, wherry_error *error) {
     if (reader->later_count && reader->later_count < WH_LATER_MAX) {
         keep(reader, message);

@@ -755,8 +755,8 @@ static wherry_status run(wh_recv *recv, wherry_value **state_p, wherry_error *er
 }
 
 /**
- * If somebody may still write to the memory that was received into, none of it is ever freed: the
- * storages, also those of a target, and the buffers for chunks on their way to a device.
+ * Frees the memory of the receive, unless somebody may still write to it. Then it is never freed:
+ * the storages, also those of a target, and the buffers for chunks on their way to a device.
  */
 static void free_or_leak(wh_recv *recv) {
     const wherry_plan *plan = recv->agreed.plan;

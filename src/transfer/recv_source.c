@@ -77,7 +77,7 @@ static void say_goodbye(wh_recv_source *source, wherry_status status, const wher
     wh_note_try_send(&note, transport->group, source->rank, offered ? source->offer.id : transport->tag, deadline);
 }
 
-/** The lane failed. The source fails a moment later, because a better reason may come. */
+/** The lane failed. The source fails a moment later: a message may still tell a better reason. */
 static void break_source(wh_recv_source *source, wherry_status status, const wherry_error *error) {
     if (source->state < WH_SOURCE_BROKEN) {
         set_failure(source, WH_SOURCE_BROKEN, status, error);

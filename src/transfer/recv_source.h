@@ -108,8 +108,9 @@ wherry_status wh_source_await(wh_recv_source *source, wh_message_type type, cons
 
 /**
  * Requests chunks, which must not be assigned to any source. Opens a session first if there is
- * none: tries the lanes, the fastest first. If none works, the source fails. If that takes so long
- * that others are asked instead, there is no session afterwards, and the source is `recalled`.
+ * none: tries the lanes, the fastest first. If none works, the source fails. If trying takes so
+ * long that other sources are asked instead, no session is opened, and the source becomes
+ * `recalled`.
  * @param chunks  may be none if `last` and a session is open.
  * @param last    no request follows in this session.
  * @return see invariant 4.

@@ -55,7 +55,7 @@ static wh_served_rank *find_rank(const wh_waiting_send *send, int32_t rank) {
     return NULL;
 }
 
-/** Adds a rank that waits for a question. @return NULL if out of memory. */
+/** Adds a rank from which this send awaits a question. @return NULL if out of memory. */
 static wh_served_rank *add_rank(wh_waiting_send *send, int32_t rank) {
     if (!WH_GROW(send->ranks, send->capacity, send->count)) {
         return NULL;

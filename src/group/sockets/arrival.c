@@ -29,7 +29,8 @@ enum {
     WATCH_MS = 2000,
     RETRY_MS = 500, /**< How often a lost rank is dialled. */
     /**
-     * Wait this long for news that a lost rank had arrived. It may have left after this barrier.
+     * A lost rank may have arrived at the barrier before it left. Wait this long for others to say
+     * so.
      */
     GRACE_MS = 500,
 };

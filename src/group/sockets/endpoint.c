@@ -182,9 +182,9 @@ static bool is_member(const char *suffix, int32_t rank) {
 
 /**
  * Removes the sockets that killed processes of this user have left in a folder.
- * @param name    of the meeting point; NULL: of all that env:// has named.
- * @param rank    -1: of all ranks, but none that is so new that a process may be about to listen.
- * @param remove  false: only counts them.
+ * @param name    the meeting point; NULL: every meeting point that env:// has named.
+ * @param rank    -1: all ranks. Very new sockets are kept: their processes may be about to listen.
+ * @param remove  false: only counts the sockets.
  */
 static size_t clean_folder(const char *folder, const char *name, int32_t rank, bool remove) {
     size_t count = 0;

@@ -20,7 +20,7 @@
  *     greeting -> attached  take_attach: a data connection; hand_channel takes its socket out
  *     up       -> parting   watch_silence, take_idle: no message for long, and nobody needs it
  *     parting  -> up        take_hash: the other side needs it
- *     any      -> doomed    closed by the progress thread, after what has come was read
+ *     any      -> doomed    closed by the progress thread, after it has read what had arrived
  *
  * The states of a rank:
  *
@@ -254,8 +254,8 @@ wh_hello_config wh_sockets_hello(const wh_sockets *sockets, wh_hello_purpose pur
                                  void *context);
 
 /**
- * In a TCP group that does not forbid it: listens for members on this host, and adds that to this
- * process's place. If this fails, these members use TCP.
+ * Lets members on this host connect to a Unix socket instead, if the group uses TCP and does not
+ * forbid it. Adds the socket to this process's place. If this fails, these members use TCP.
  */
 void wh_shortcut_open(wh_sockets *sockets);
 

@@ -210,10 +210,9 @@ static wh_connection *find_up(const wh_sockets *sockets, int32_t rank, uint64_t 
 }
 
 /**
- * True if a connection may carry messages. If there is a shortcut to the rank, messages wait for
- * it. A connection from a meeting point, or one that the rank has made to this one's place, then
- * carries only tables. A connection that this side has dialled for messages is always the best
- * possible one.
+ * True if a connection may carry messages. A connection that this side has dialled for messages is
+ * the best possible one. If there is a shortcut to the rank, messages wait for the shortcut, and
+ * other connections carry only tables.
  */
 static bool is_for_messages(const wh_sockets *sockets, const wh_connection *connection) {
     return connection->wanted >= 0 || !wh_shortcut_leads_to(sockets, sockets->members[connection->rank].place) ||

@@ -260,7 +260,7 @@ static void serve(wh_sockets *sockets) {
     const wh_watch *watch = &sockets->pump.watch;
     uint64_t nudges;
     if (watch->fds[0].revents && read(sockets->pump.nudge, &nudges, sizeof(nudges)) < 0) {
-        wh_log(WHERRY_LOG_DEBUG, "the nudge was gone already");
+        wh_log(WHERRY_LOG_DEBUG, "cannot read the eventfd of a group; another thread may have read it");
     }
     for (wh_connection **at = &sockets->connections; *at;) {
         wh_connection *one = *at;
