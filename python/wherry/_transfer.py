@@ -429,8 +429,6 @@ def reporting(progress: ProgressOption, verb: str) -> Iterator[Report | None]:
     elif progress is True:
         tqdm = _find_tqdm()
         with contextlib.ExitStack() as stack:
-            if tqdm is None:
-                _warn_without_tqdm()
             yield _log_lines(verb) if tqdm is None else _bars(verb, tqdm, stack)
     elif callable(progress):
         function = progress
@@ -441,18 +439,15 @@ def reporting(progress: ProgressOption, verb: str) -> Iterator[Report | None]:
         )
 
 
-@functools.cache  # Log this once per process.
-def _warn_without_tqdm() -> None:
-    logger.warning(
-        "no progress bar, because tqdm is missing: pip install tqdm; the log has a line per second "
-        "instead, at level INFO"
-    )
-
-
+@functools.cache  # It logs once per process.
 def _find_tqdm() -> Any:
     try:
         from tqdm.auto import tqdm
     except ImportError:
+        logger.warning(
+            "no progress bar, because tqdm is missing: pip install tqdm; the log has a line per "
+            "second instead, at level INFO"
+        )
         return None
     return tqdm
 

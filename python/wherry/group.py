@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wherry import _core
 from wherry._connection import Connection, Source, receive_from
 from wherry._transfer import (
-    LongWait,
     Deadline,
     Duration,
+    LongWait,
     Outcome,
     ProgressOption,
     Stats,

@@ -515,9 +515,10 @@ def test_progress_true_shows_a_bar(groups, capsys):
     assert "from rank 0" in shown and "100%" in shown
 
 
-def test_progress_true_without_tqdm_logs(groups, caplog, monkeypatch):
-    monkeypatch.setattr(_transfer, "_find_tqdm", lambda: None)
-    _transfer._warn_without_tqdm.cache_clear()
+def test_progress_true_without_tqdm_logs(groups, caplog, monkeypatch, request):
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)  # importing it raises ImportError
+    _transfer._find_tqdm.cache_clear()
+    request.addfinalizer(_transfer._find_tqdm.cache_clear)
     one, two = groups(2)
     with caplog.at_level(logging.INFO, "wherry"):
         for _ in range(2):

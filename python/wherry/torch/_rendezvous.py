@@ -28,7 +28,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -37,7 +36,7 @@ from torch.distributed import Store  # type: ignore[attr-defined, unused-ignore]
 from wherry import _core, errors
 from wherry._connection import Connection, Source
 from wherry._rendezvous import Backoff, Listener, connect_to_all, connect_to_source
-from wherry._transfer import Deadline, Outcome
+from wherry._transfer import Deadline
 from wherry.errors import Error, PeerLost
 from wherry.torch import _process_group
 from wherry.torch._pg_session import PgSession
@@ -62,25 +61,9 @@ _CLEAN_FAILURES = (
 )
 
 
-@dataclass
-class Route:
-    """How some ranks are reached. Source: all of them have the same connection.
-
-    A receiver may not reach some of several sources, and has an error for these instead.
-    """
-
-    ends: Sequence[Source | Error]
-    outcomes: Sequence[Outcome] = ()  # A source sets this after the send.
-
-    @property
-    def connection(self) -> Connection:
-        """The connection to the first rank that is reached."""
-        return next(one.connection for one in self.ends if isinstance(one, Source))
-
-    @property
-    def ranks(self) -> list[int]:
-        """The numbers of the ranks that are reached, in their groups."""
-        return [one.rank for one in self.ends if isinstance(one, Source)]
+#: How some ranks are reached. At a source, all of them have the same connection. A receiver may not
+#: reach some of several sources, and has an error for these instead.
+Ends = Sequence[Source | Error]
 
 
 class Rendezvous(abc.ABC):
@@ -100,10 +83,13 @@ class Rendezvous(abc.ABC):
     @abc.abstractmethod
     def route(
         self, peers: Sequence[int], deadline: Deadline, sending: bool, all_required: bool = False
-    ) -> contextlib.AbstractContextManager[Route]:
-        """Source: a route over which these ranks will connect. Receiver: routes to its sources."""
+    ) -> contextlib.AbstractContextManager[Ends]:
+        """Source: the ends of a route over which these ranks will connect. Receiver: its sources.
 
-    def should_retry(self, source: int, route: Route, error: Error, deadline: Deadline) -> bool:
+        An exception in the ``with`` block means that the transfer failed.
+        """
+
+    def should_retry(self, source: int, end: Source, error: Error, deadline: Deadline) -> bool:
         """True if a failed receive should be repeated, because the source may be back."""
         return False
 
@@ -189,7 +175,7 @@ class StoreRendezvous(Rendezvous):
     @contextlib.contextmanager
     def route(
         self, peers: Sequence[int], deadline: Deadline, sending: bool, all_required: bool = False
-    ) -> Iterator[Route]:
+    ) -> Iterator[Ends]:
         found: Sequence[Connection | Error]
         if sending:
             found = [self._open(self._listen, deadline)] * len(peers)
@@ -199,12 +185,9 @@ class StoreRendezvous(Rendezvous):
             ways = [functools.partial(self._connect, peer) for peer in peers]
             # A connection that comes too late stays open for the next transfer.
             found = connect_to_all(ways, deadline, all_required, drop=lambda late: None)
-        yield Route(
-            [
-                one if isinstance(one, Error) else Source(one, rank)
-                for one, rank in zip(found, peers)
-            ]
-        )
+        yield [
+            one if isinstance(one, Error) else Source(one, rank) for one, rank in zip(found, peers)
+        ]
 
     def _listen(self) -> Connection:
         made = Listener(_process_group.host_for(self.pg, self._store), self.rank, self.size)
@@ -267,8 +250,8 @@ class StoreRendezvous(Rendezvous):
                 del self._connections[source]
         connection.close_when_idle()
 
-    def should_retry(self, source: int, route: Route, error: Error, deadline: Deadline) -> bool:
-        connection = route.connection
+    def should_retry(self, source: int, end: Source, error: Error, deadline: Deadline) -> bool:
+        connection = end.connection
         # Another thread closed this connection: there was a new ticket, or too many connections.
         if isinstance(error, errors.Closed) and not connection.usable:
             return self.usable
@@ -312,7 +295,7 @@ class AddressRendezvous(Rendezvous):
     @contextlib.contextmanager
     def route(
         self, peers: Sequence[int], deadline: Deadline, sending: bool, all_required: bool = False
-    ) -> Iterator[Route]:
+    ) -> Iterator[Ends]:
         def join() -> Connection:
             joint = "&" if "?" in self._address else "?"
             address = f"{self._address}{joint}rank={self._ranks[self.rank]}&size={self._world}"
@@ -320,14 +303,14 @@ class AddressRendezvous(Rendezvous):
             return Connection(_core.Group.join(address, options), tells=range(self._world))
 
         connection = self._open(join, deadline)
-        yield Route([Source(connection, self._ranks[rank]) for rank in peers])
+        yield [Source(connection, self._ranks[rank]) for rank in peers]
 
-    def should_retry(self, source: int, route: Route, error: Error, deadline: Deadline) -> bool:
+    def should_retry(self, source: int, end: Source, error: Error, deadline: Deadline) -> bool:
         """If the source has left the group, but not exited, waits until it joins again."""
-        if not isinstance(error, PeerLost) or not route.connection.returned(route.ranks, deadline):
+        if not isinstance(error, PeerLost) or not end.connection.returned([end.rank], deadline):
             return False
         backoff = Backoff(deadline, f"rank {source}, which has left the group, to join it again")
-        while not route.connection.alive(route.ranks[0]):
+        while not end.connection.alive(end.rank):
             if deadline.passed:
                 raise errors.Timeout(
                     f"rank {source} left the group and did not join again in time", rank=source
@@ -346,18 +329,17 @@ class GroupRendezvous(Rendezvous):
     @contextlib.contextmanager
     def route(
         self, peers: Sequence[int], deadline: Deadline, sending: bool, all_required: bool = False
-    ) -> Iterator[Route]:
+    ) -> Iterator[Ends]:
         with _held(self._turn, peers[0], deadline):
             session = PgSession(self.pg, peers, timedelta(seconds=min(deadline.left, 1e8)))
             connection = Connection(session.group)
-            route = Route([Source(connection, rank) for rank in peers])
             failed = True
             try:
-                yield route
-                failures = [one.error for one in route.outcomes if one.error is not None]
-                failed = not all(isinstance(one, _CLEAN_FAILURES) for one in failures)
-            except _CLEAN_FAILURES:
+                yield [Source(connection, rank) for rank in peers]
                 failed = False
+            except _CLEAN_FAILURES as error:
+                failures = [one.error for one in error.outcomes if one.error is not None]
+                failed = not all(isinstance(one, _CLEAN_FAILURES) for one in failures)
                 raise
             finally:
                 connection.close()

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from wherry import _core
-from wherry._connection import receive_from
+from wherry._connection import Source, receive_from
 from wherry._transfer import (
     Deadline,
     Duration,
@@ -33,7 +33,7 @@ from wherry._transfer import (
 from wherry.errors import Closed, Error
 from wherry.torch import _process_group
 from wherry.torch._codec import TorchCodec
-from wherry.torch._rendezvous import Rendezvous, find_rendezvous
+from wherry.torch._rendezvous import Ends, Rendezvous, find_rendezvous
 
 #: This value of `lanes` sends everything over the process group itself, by the lane "blocks".
 _OVER_GROUP = "group"
@@ -176,32 +176,30 @@ class PGTransport:
         rendezvous = self._find_rendezvous()
         ranks = check_ranks(dst_ranks, rendezvous.size, rendezvous.rank)
         options = transfer_options(
-            step=self._step if step is None else step, **self._options_for(rendezvous)
+            step=self._step if step is None else step,
+            mesh_rank=_process_group.own_rank(rendezvous.pg),
+            keep_open=self._keep_open,
+            **self._options_for(rendezvous),
         )
         if not ranks:
             return []
         codec = TorchCodec(self._allow_pickle)
         built = _core.build(state_dict, codec)
-        with (
-            reporting(self._progress, "to") as report,
-            rendezvous.route(ranks, deadline, sending=True) as route,
-        ):
-            options.update(
-                timeout_ms=deadline.left_ms,
-                progress=report,
-                mesh_rank=_process_group.own_rank(rendezvous.pg),
-                stream=codec.stream(built.cuda_devices()),
-                keep_open=self._keep_open,
-            )
-            route.outcomes = route.connection.send(route.ranks, built, options, again=True)
-        # The route's group may number the ranks differently from the process group.
-        outcomes = [dataclasses.replace(one, rank=rank) for rank, one in zip(ranks, route.outcomes)]
-        for one in outcomes:
-            if one.error is not None:
-                one.error.rank = one.rank
-        done = [one.stats for one in outcomes if one.error is None]
-        self.last_stats = max(done, key=lambda stats: stats.total_seconds, default=self.last_stats)
-        settle(outcomes)
+        options["stream"] = codec.stream(built.cuda_devices())
+        with rendezvous.route(ranks, deadline, sending=True) as found:
+            ends = [one for one in found if isinstance(one, Source)]
+            with reporting(self._progress, "to") as report:
+                options.update(timeout_ms=deadline.left_ms, progress=report)
+                to = [one.rank for one in ends]
+                outcomes = ends[0].connection.send(to, built, options, again=True)
+            # The route's group may number the ranks differently from the process group.
+            outcomes = [dataclasses.replace(one, rank=rank) for rank, one in zip(ranks, outcomes)]
+            for one in outcomes:
+                if one.error is not None:
+                    one.error.rank = one.rank
+            done = [one.stats for one in outcomes if one.ok]
+            self.last_stats = max(done, key=lambda it: it.total_seconds, default=self.last_stats)
+            settle(outcomes)
         return outcomes
 
     def recv_checkpoint(
@@ -250,17 +248,18 @@ class PGTransport:
         codec.new_on(self._new_device, None if self._state_dict is None else self._device)
 
         def fetch(target: _core.State | None, options: dict[str, Any]) -> tuple[Any, Stats]:
+            required = self._options["require"] == "all"
             while True:
-                route = None
+                ends: Ends = ()
                 try:
-                    required = self._options["require"] == "all"
-                    with rendezvous.route(sources, deadline, False, required) as route:
+                    with rendezvous.route(sources, deadline, False, required) as ends:
                         options["timeout_ms"] = deadline.left_ms
-                        return receive_from(route.ends, sources, target, codec, options)
+                        return receive_from(ends, sources, target, codec, options)
                 except Error as error:
-                    if route is None or deadline.passed or len(sources) > 1:
+                    end = ends[0] if len(ends) == 1 else None
+                    if not isinstance(end, Source) or deadline.passed:
                         raise
-                    if not rendezvous.should_retry(sources[0], route, error, deadline):
+                    if not rendezvous.should_retry(sources[0], end, error, deadline):
                         raise
 
         value, self.last_stats = receive(fetch, codec, self._state_dict, options, self._progress)
