@@ -248,8 +248,7 @@ static bool read_codec(wpy_builder *builder, PyObject *codec) {
     return builder->dtypes != NULL;
 }
 
-PyObject *wpy_build(PyObject *module, PyObject *arguments) {
-    (void)module;
+PyObject *wpy_build(PyObject *Py_UNUSED(module), PyObject *arguments) {
     PyObject *value;
     PyObject *codec;
     if (!PyArg_ParseTuple(arguments, "OO:build", &value, &codec) || !wpy_nodes_ready()) {

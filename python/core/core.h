@@ -10,7 +10,8 @@
  *    Callbacks of the library run without the GIL, except after PyGILState_Ensure.
  * 2. A function that fails sets an exception and returns NULL, false or -1, unless its comment says
  *    otherwise.
- * 3. Storages never own memory of Python objects. A wpy_state or wpy_restorer owns the objects.
+ * 3. No call runs when a group is left or a transport closed: wherry._connection sees to it.
+ * 4. Storages never own memory of Python objects. A wpy_state or wpy_restorer owns the objects.
  */
 #ifndef WPY_CORE_H
 #define WPY_CORE_H
@@ -268,15 +269,22 @@ typedef struct wpy_call {
  */
 extern _Thread_local wpy_call *wpy_current_call;
 
-/** Runs a statement without the GIL. While it runs, the variable `count` is one higher. */
-#define WPY_WITHOUT_GIL(count, statement)                                                                              \
+/** Runs a statement without the GIL. */
+#define WPY_WITHOUT_GIL(statement)                                                                                     \
     do {                                                                                                               \
-        (count)++;                                                                                                     \
         Py_BEGIN_ALLOW_THREADS;                                                                                        \
         statement;                                                                                                     \
         Py_END_ALLOW_THREADS;                                                                                          \
-        (count)--;                                                                                                     \
         wpy_log_flush();                                                                                               \
+    } while (0)
+
+/** Runs a statement without the GIL, as this thread's current call. */
+#define WPY_RUN(call, statement)                                                                                       \
+    do {                                                                                                               \
+        wpy_call *outer = wpy_current_call;                                                                            \
+        wpy_current_call = (call);                                                                                     \
+        WPY_WITHOUT_GIL(statement);                                                                                    \
+        wpy_current_call = outer;                                                                                      \
     } while (0)
 
 /** Moves the current exception into the call, or drops it if the call already has one. */
@@ -309,7 +317,6 @@ typedef struct wpy_cancel {
 
 typedef struct wpy_group {
     PyObject_HEAD wherry_group *group; /**< NULL after leave(). */
-    int users;                         /**< Number of transports and calls that use the group. */
     int process;                       /**< The id of the process that joined. */
 } wpy_group;
 

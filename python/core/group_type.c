@@ -35,8 +35,7 @@ static wpy_group *group_new(void) {
     return self;
 }
 
-static PyObject *group_join(PyObject *type, PyObject *arguments) {
-    (void)type;
+static PyObject *group_join(PyObject *Py_UNUSED(type), PyObject *arguments) {
     const char *address;
     PyObject *dict;
     wpy_call call = {0};
@@ -51,7 +50,7 @@ static PyObject *group_join(PyObject *type, PyObject *arguments) {
         return NULL;
     }
     wherry_status status;
-    WPY_WITHOUT_GIL(self->users, status = wherry_group_join(address, &options, &self->group, &error));
+    WPY_WITHOUT_GIL(status = wherry_group_join(address, &options, &self->group, &error));
     if (status == WHERRY_OK && !call.failed) {
         return (PyObject *)self;
     }
@@ -67,7 +66,7 @@ static void leave(wpy_group *self) {
     wherry_group *group = self->group;
     self->group = NULL;
     if (group && self->process == (int)getpid()) {
-        WPY_WITHOUT_GIL(self->users, wherry_group_leave(group));
+        WPY_WITHOUT_GIL(wherry_group_leave(group));
     }
 }
 
@@ -88,30 +87,18 @@ wherry_group *wpy_group_get(PyObject *self) {
                                   : "this process has left the group: join again");
 }
 
-static PyObject *group_leave(PyObject *self, PyObject *unused) {
-    (void)unused;
-    if (((wpy_group *)self)->users) {
-        PyErr_SetString(PyExc_RuntimeError, "the group is in use: close its transports and end all calls first");
-        return NULL;
-    }
+static PyObject *group_leave(PyObject *self, PyObject *Py_UNUSED(unused)) {
     leave((wpy_group *)self);
     Py_RETURN_NONE;
 }
 
-static PyObject *group_rank(PyObject *self, void *unused) {
-    (void)unused;
+/** The attributes `rank` and `size`. */
+static PyObject *group_number(PyObject *self, void *is_size) {
     wherry_group *group = wpy_group_get(self);
-    return group ? PyLong_FromLong(wherry_group_rank(group)) : NULL;
+    return group ? PyLong_FromLong(is_size ? wherry_group_size(group) : wherry_group_rank(group)) : NULL;
 }
 
-static PyObject *group_size(PyObject *self, void *unused) {
-    (void)unused;
-    wherry_group *group = wpy_group_get(self);
-    return group ? PyLong_FromLong(wherry_group_size(group)) : NULL;
-}
-
-static PyObject *group_meeting(PyObject *self, void *unused) {
-    (void)unused;
+static PyObject *group_meeting(PyObject *self, void *Py_UNUSED(unused)) {
     char text[WHERRY_GROUP_MEETING_MAX];
     wherry_error error;
     wherry_group *group = wpy_group_get(self);
@@ -142,8 +129,7 @@ static PyObject *group_send(PyObject *self, PyObject *arguments) {
         return NULL;
     }
     wherry_status status;
-    WPY_WITHOUT_GIL(((wpy_group *)self)->users,
-                    status = wherry_group_send(group, rank, tag, bytes, (size_t)size, timeout, &error));
+    WPY_WITHOUT_GIL(status = wherry_group_send(group, rank, tag, bytes, (size_t)size, timeout, &error));
     return status == WHERRY_OK ? Py_NewRef(Py_None) : wpy_raise(&error);
 }
 
@@ -160,8 +146,7 @@ static PyObject *group_receive(PyObject *self, PyObject *arguments) {
         return NULL;
     }
     wherry_status status;
-    WPY_WITHOUT_GIL(((wpy_group *)self)->users,
-                    status = wherry_group_receive(group, rank, tag, timeout, &bytes, &size, &from, &error));
+    WPY_WITHOUT_GIL(status = wherry_group_receive(group, rank, tag, timeout, &bytes, &size, &from, &error));
     if (status != WHERRY_OK) {
         return wpy_raise(&error);
     }
@@ -179,7 +164,7 @@ static PyObject *group_barrier(PyObject *self, PyObject *arguments) {
         return NULL;
     }
     wherry_status status;
-    WPY_WITHOUT_GIL(((wpy_group *)self)->users, status = wherry_group_barrier(group, number, timeout, &error));
+    WPY_WITHOUT_GIL(status = wherry_group_barrier(group, number, timeout, &error));
     return status == WHERRY_OK ? Py_NewRef(Py_None) : wpy_raise(&error);
 }
 
@@ -325,28 +310,22 @@ static bool table_abandon(void *context, void *operation) {
     return true;
 }
 
-static PyObject *group_from_table(PyObject *type, PyObject *arguments) {
-    (void)type;
+static PyObject *group_from_table(PyObject *Py_UNUSED(type), PyObject *arguments) {
     PyObject *table;
-    const char *name;
-    int rank;
-    int size;
     int death;
     unsigned long long max_block;
     wherry_group_ops ops;
     wherry_error error;
     wherry_status status;
-    if (!PyArg_ParseTuple(arguments, "OsiiKp:from_table", &table, &name, &rank, &size, &max_block, &death)) {
+    wherry_group_ops_init(&ops);
+    if (!PyArg_ParseTuple(arguments, "OsiiKp:from_table", &table, &ops.name, &ops.rank, &ops.size, &max_block,
+                          &death)) {
         return NULL;
     }
     wpy_group *self = group_new();
     if (!self) {
         return NULL;
     }
-    wherry_group_ops_init(&ops);
-    ops.name = name;
-    ops.rank = rank;
-    ops.size = size;
     ops.max_block = max_block;
     ops.flags = death ? WHERRY_GROUP_OPS_DEATH : 0;
     ops.send = table_send;
@@ -385,8 +364,8 @@ static PyMethodDef group_methods[] = {
 };
 
 static PyGetSetDef group_attributes[] = {
-    {"rank", group_rank, NULL, "The rank of this process.", NULL},
-    {"size", group_size, NULL, "The number of ranks.", NULL},
+    {"rank", group_number, NULL, "The rank of this process.", NULL},
+    {"size", group_number, NULL, "The number of ranks.", (void *)1},
     {"meeting", group_meeting, NULL, "The address at which other ranks can join.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -423,14 +402,12 @@ static void cancel_dealloc(PyObject *self) {
     wpy_object_free(self);
 }
 
-static PyObject *cancel_request(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *cancel_request(PyObject *self, PyObject *Py_UNUSED(unused)) {
     wherry_cancel_request(((wpy_cancel *)self)->cancel);
     Py_RETURN_NONE;
 }
 
-static PyObject *cancel_requested(PyObject *self, void *unused) {
-    (void)unused;
+static PyObject *cancel_requested(PyObject *self, void *Py_UNUSED(unused)) {
     return PyBool_FromLong(wherry_cancel_requested(((wpy_cancel *)self)->cancel));
 }
 

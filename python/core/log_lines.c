@@ -20,14 +20,12 @@ typedef struct line {
 static _Atomic(line *) newest;
 static PyObject *log_function; /* Guarded by the GIL. */
 
-static int pass_on(void *unused) {
-    (void)unused;
+static int pass_on(void *Py_UNUSED(unused)) {
     wpy_log_flush();
     return 0;
 }
 
-static void on_line(void *context, wherry_log_level level, const char *text) {
-    (void)context;
+static void on_line(void *Py_UNUSED(context), wherry_log_level level, const char *text) {
     size_t size = strlen(text) + 1;
     line *one = malloc(sizeof(*one) + size);
     if (!one) {
@@ -74,8 +72,7 @@ void wpy_log_flush(void) {
     wpy_put_back(raised);
 }
 
-PyObject *wpy_set_log_function(PyObject *module, PyObject *function) {
-    (void)module;
+PyObject *wpy_set_log_function(PyObject *Py_UNUSED(module), PyObject *function) {
     wpy_log_flush();
     PyObject *before = log_function;
     bool on = function != Py_None;

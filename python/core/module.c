@@ -15,8 +15,7 @@ PyTypeObject *wpy_group_type;
 
 static PyObject *make_error;
 
-PyObject *wpy_set_error_class(PyObject *module, PyObject *make) {
-    (void)module;
+PyObject *wpy_set_error_class(PyObject *Py_UNUSED(module), PyObject *make) {
     PyObject *before = make_error;
     make_error = Py_NewRef(make);
     Py_XDECREF(before);

@@ -123,8 +123,7 @@ PyObject *wpy_state_find(wpy_state *state, const wherry_value *value) {
     return number == WPY_MAP_NONE ? NULL : state->leaves[number].object;
 }
 
-static PyObject *state_cuda_devices(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *state_cuda_devices(PyObject *self, PyObject *Py_UNUSED(unused)) {
     PyObject *list = PyList_New(0);
     for (int i = 0; list && i < 64; i++) {
         PyObject *number = ((wpy_state *)self)->cuda_devices >> i & 1 ? PyLong_FromLong(i) : NULL;

@@ -59,43 +59,30 @@ enum { DL_CPU = 1, DL_CUDA = 2 };
 enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_COMPLEX = 5, DL_BOOL = 6 };
 enum { DL_F8_E4M3FN = 10, DL_F8_E4M3FNUZ = 11, DL_F8_E5M2 = 12, DL_F8_E5M2FNUZ = 13, DL_F8_E8M0FNU = 14 };
 
-static const struct {
-    uint8_t code;
-    uint8_t bits;
-    wherry_dtype dtype;
-} dl_types[] = {
-    {DL_FLOAT, 32, WHERRY_F32},
-    {DL_BFLOAT, 16, WHERRY_BF16},
-    {DL_FLOAT, 16, WHERRY_F16},
-    {DL_INT, 64, WHERRY_I64},
-    {DL_FLOAT, 64, WHERRY_F64},
-    {DL_BOOL, 8, WHERRY_BOOL},
-    {DL_INT, 8, WHERRY_I8},
-    {DL_INT, 16, WHERRY_I16},
-    {DL_INT, 32, WHERRY_I32},
-    {DL_UINT, 8, WHERRY_U8},
-    {DL_UINT, 16, WHERRY_U16},
-    {DL_UINT, 32, WHERRY_U32},
-    {DL_UINT, 64, WHERRY_U64},
-    {DL_COMPLEX, 32, WHERRY_C32},
-    {DL_COMPLEX, 64, WHERRY_C64},
-    {DL_COMPLEX, 128, WHERRY_C128},
-    {DL_F8_E4M3FN, 8, WHERRY_F8_E4M3FN},
-    {DL_F8_E4M3FNUZ, 8, WHERRY_F8_E4M3FNUZ},
-    {DL_F8_E5M2, 8, WHERRY_F8_E5M2},
-    {DL_F8_E5M2FNUZ, 8, WHERRY_F8_E5M2FNUZ},
-    {DL_F8_E8M0FNU, 8, WHERRY_F8_E8M0FNU},
+enum { DL_CODES = 15, DL_BYTES_MAX = 16 };
+
+/** Element types by code and size in bytes, as number + 1; 0: the library has no such type. */
+static const uint8_t dl_types[DL_CODES][DL_BYTES_MAX + 1] = {
+    [DL_INT] = {[1] = WHERRY_I8 + 1, [2] = WHERRY_I16 + 1, [4] = WHERRY_I32 + 1, [8] = WHERRY_I64 + 1},
+    [DL_UINT] = {[1] = WHERRY_U8 + 1, [2] = WHERRY_U16 + 1, [4] = WHERRY_U32 + 1, [8] = WHERRY_U64 + 1},
+    [DL_FLOAT] = {[2] = WHERRY_F16 + 1, [4] = WHERRY_F32 + 1, [8] = WHERRY_F64 + 1},
+    [DL_COMPLEX] = {[4] = WHERRY_C32 + 1, [8] = WHERRY_C64 + 1, [16] = WHERRY_C128 + 1},
+    [DL_BFLOAT] = {[2] = WHERRY_BF16 + 1},
+    [DL_BOOL] = {[1] = WHERRY_BOOL + 1},
+    [DL_F8_E4M3FN] = {[1] = WHERRY_F8_E4M3FN + 1},
+    [DL_F8_E4M3FNUZ] = {[1] = WHERRY_F8_E4M3FNUZ + 1},
+    [DL_F8_E5M2] = {[1] = WHERRY_F8_E5M2 + 1},
+    [DL_F8_E5M2FNUZ] = {[1] = WHERRY_F8_E5M2FNUZ + 1},
+    [DL_F8_E8M0FNU] = {[1] = WHERRY_F8_E8M0FNU + 1},
 };
 
 /** Finds the element type. Returns false without an exception if the library lacks it. */
 static bool dl_dtype(const wpy_dl_tensor *tensor, wherry_dtype *dtype_p) {
-    for (size_t i = 0; tensor->lanes == 1 && i < sizeof(dl_types) / sizeof(*dl_types); i++) {
-        if (dl_types[i].code == tensor->code && dl_types[i].bits == tensor->bits) {
-            *dtype_p = dl_types[i].dtype;
-            return true;
-        }
-    }
-    return false;
+    bool known =
+        tensor->code < DL_CODES && tensor->lanes == 1 && tensor->bits % 8 == 0 && tensor->bits / 8 <= DL_BYTES_MAX;
+    uint8_t found = known ? dl_types[tensor->code][tensor->bits / 8] : 0;
+    *dtype_p = (wherry_dtype)(found - 1);
+    return found != 0;
 }
 
 /** The DLPack function that describes tensors of a type; NULL without an exception if none. */
@@ -110,8 +97,7 @@ static wpy_dl_read_fn dl_find(PyTypeObject *type) {
     return header ? ((const dl_table *)header)->describe : NULL;
 }
 
-PyObject *wpy_read_dlpack(PyObject *module, PyObject *capsule) {
-    (void)module;
+PyObject *wpy_read_dlpack(PyObject *Py_UNUSED(module), PyObject *capsule) {
     const wpy_dl_tensor *tensor;
     uint64_t flags = 0;
     /* The capsule is not consumed, so its destructor frees the tensor. */
@@ -139,8 +125,7 @@ PyObject *wpy_read_dlpack(PyObject *module, PyObject *capsule) {
 
 /* ---- the buffer protocol ---- */
 
-PyObject *wpy_buffer_range(PyObject *module, PyObject *object) {
-    (void)module;
+PyObject *wpy_buffer_range(PyObject *Py_UNUSED(module), PyObject *object) {
     Py_buffer view;
     if (PyObject_GetBuffer(object, &view, PyBUF_FULL_RO) != 0) {
         if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_BufferError) &&

@@ -7,15 +7,13 @@
 typedef struct wpy_transport {
     PyObject_HEAD wpy_group *group; /**< NULL after close(). */
     wherry_transport *transport;
-    int calls; /**< Number of running calls. */
 } wpy_transport;
 
 static PyTypeObject *transport_type; /* The module owns this object. */
 
-static PyObject *transport_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
+static PyObject *transport_new(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(keywords)) {
     PyObject *object;
     wherry_error error;
-    (void)keywords;
     if (!PyArg_ParseTuple(arguments, "O!:Transport", wpy_group_type, &object)) {
         return NULL;
     }
@@ -27,7 +25,6 @@ static PyObject *transport_new(PyTypeObject *type, PyObject *arguments, PyObject
     }
     if (self) {
         self->group = (wpy_group *)Py_NewRef(object);
-        self->group->users++;
     }
     return (PyObject *)self;
 }
@@ -43,7 +40,6 @@ static void close_transport(wpy_transport *self) {
             wherry_transport_destroy(transport);
             Py_END_ALLOW_THREADS;
         }
-        group->users--;
         Py_DECREF(group);
     }
 }
@@ -55,12 +51,7 @@ static void transport_dealloc(PyObject *self) {
     wpy_object_free(self);
 }
 
-static PyObject *transport_close(PyObject *self, PyObject *unused) {
-    (void)unused;
-    if (((wpy_transport *)self)->calls) {
-        PyErr_SetString(PyExc_RuntimeError, "the transport is in use: end all calls first");
-        return NULL;
-    }
+static PyObject *transport_close(PyObject *self, PyObject *Py_UNUSED(unused)) {
     close_transport((wpy_transport *)self);
     Py_RETURN_NONE;
 }
@@ -69,37 +60,23 @@ static PyObject *transport_close(PyObject *self, PyObject *unused) {
 static bool is_open(const wpy_transport *self) {
     if (!self->group) {
         wpy_raise_status(WHERRY_CLOSED, "the transport was closed: create a new one");
-        return false;
     }
-    if (self->group->process != (int)getpid()) {
-        wpy_raise_status(WHERRY_CLOSED,
-                         "this is a forked child of the process that made the transport: create one here");
-        return false;
-    }
-    return true;
+    return self->group && wpy_group_get((PyObject *)self->group);
 }
 
-/** Reads a sequence of ranks into a new array. Free it with free(). */
-static int32_t *read_ranks(PyObject *sequence, size_t *count_p) {
-    Py_ssize_t count = PySequence_Size(sequence);
-    int32_t *ranks = count >= 0 ? malloc(((size_t)count + 1) * sizeof(*ranks)) : NULL;
-    for (Py_ssize_t i = 0; ranks && i < count; i++) {
-        PyObject *item = PySequence_GetItem(sequence, i);
-        long rank = item ? PyLong_AsLong(item) : -1;
-        Py_XDECREF(item);
-        if (PyErr_Occurred() || rank < INT32_MIN || rank > INT32_MAX) {
-            if (!PyErr_Occurred()) {
-                PyErr_Format(PyExc_ValueError, "%ld is not a rank", rank);
-            }
-            free(ranks);
-            return NULL;
-        }
-        ranks[i] = (int32_t)rank;
+/** Reads a list of ranks, which check_ranks() has checked, into a new array. Free it with free(). */
+static int32_t *read_ranks(PyObject *list, size_t *count_p) {
+    *count_p = (size_t)PyList_Size(list);
+    int32_t *ranks = malloc((*count_p + 1) * sizeof(*ranks));
+    for (size_t i = 0; ranks && i < *count_p; i++) {
+        ranks[i] = (int32_t)PyLong_AsLong(PyList_GetItem(list, (Py_ssize_t)i));
     }
-    if (!ranks && !PyErr_Occurred()) {
+    if (!ranks) {
         PyErr_NoMemory();
+    } else if (PyErr_Occurred()) {
+        free(ranks);
+        ranks = NULL;
     }
-    *count_p = (size_t)count;
     return ranks;
 }
 
@@ -128,11 +105,8 @@ static PyObject *send_to(wpy_transport *self, const int32_t *ranks, size_t count
     if (!outcomes) {
         return PyErr_NoMemory();
     }
-    wpy_call *outer = wpy_current_call;
-    wpy_current_call = call;
-    WPY_WITHOUT_GIL(self->calls, status = wherry_checkpoint_send(self->transport, ranks, count, state->root, options,
-                                                                 outcomes, &error));
-    wpy_current_call = outer;
+    WPY_RUN(call,
+            status = wherry_checkpoint_send(self->transport, ranks, count, state->root, options, outcomes, &error));
     PyObject *result = NULL;
     if (!wpy_call_raise(call)) {
         result = status == WHERRY_INVALID_ARGUMENT ? wpy_raise(&error) : outcome_rows(outcomes, count);
@@ -142,18 +116,16 @@ static PyObject *send_to(wpy_transport *self, const int32_t *ranks, size_t count
 }
 
 static PyObject *transport_send(PyObject *self, PyObject *arguments) {
-    PyObject *sequence;
-    PyObject *state;
-    PyObject *dict;
+    PyObject *list, *state, *dict;
     size_t count;
     wpy_call call = {0};
     wherry_transfer_options options;
     if (!is_open((wpy_transport *)self) ||
-        !PyArg_ParseTuple(arguments, "OO!O!:send", &sequence, wpy_state_type, &state, &PyDict_Type, &dict) ||
+        !PyArg_ParseTuple(arguments, "O!O!O!:send", &PyList_Type, &list, wpy_state_type, &state, &PyDict_Type, &dict) ||
         !wpy_transfer_options(dict, &options, &call)) {
         return NULL;
     }
-    int32_t *ranks = read_ranks(sequence, &count);
+    int32_t *ranks = read_ranks(list, &count);
     PyObject *result = ranks ? send_to((wpy_transport *)self, ranks, count, (wpy_state *)state, &options, &call) : NULL;
     free(ranks);
     return result;
@@ -161,9 +133,7 @@ static PyObject *transport_send(PyObject *self, PyObject *arguments) {
 
 static PyObject *transport_serve(PyObject *self, PyObject *arguments) {
     wpy_transport *own = (wpy_transport *)self;
-    PyObject *state;
-    PyObject *withdraw;
-    PyObject *dict;
+    PyObject *state, *withdraw, *dict;
     wpy_call call = {0};
     wherry_transfer_options options;
     wherry_error error;
@@ -174,12 +144,8 @@ static PyObject *transport_serve(PyObject *self, PyObject *arguments) {
         !wpy_transfer_options(dict, &options, &call)) {
         return NULL;
     }
-    wpy_call *outer = wpy_current_call;
-    wpy_current_call = &call;
-    WPY_WITHOUT_GIL(own->calls,
-                    status = wherry_checkpoint_serve(own->transport, ((wpy_state *)state)->root,
-                                                     ((wpy_cancel *)withdraw)->cancel, &options, NULL, NULL, &error));
-    wpy_current_call = outer;
+    WPY_RUN(&call, status = wherry_checkpoint_serve(own->transport, ((wpy_state *)state)->root,
+                                                    ((wpy_cancel *)withdraw)->cancel, &options, NULL, NULL, &error));
     if (wpy_call_raise(&call)) {
         return NULL;
     }
@@ -236,13 +202,7 @@ static PyObject *receive(const wherry_source *sources, size_t count, wherry_tran
     wherry_status status;
     options->stats = &stats;
     options->report_p = &report;
-    wpy_call *outer = wpy_current_call;
-    wpy_current_call = call;
-    Py_BEGIN_ALLOW_THREADS;
-    status = wherry_checkpoint_recv_sources(sources, count, options, &state, &error);
-    Py_END_ALLOW_THREADS;
-    wpy_log_flush();
-    wpy_current_call = outer;
+    WPY_RUN(call, status = wherry_checkpoint_recv_sources(sources, count, options, &state, &error));
     PyObject *result = NULL;
     if (status != WHERRY_OK || call->failed) {
         raise_received(call, &error, report, &stats);
@@ -256,39 +216,27 @@ static PyObject *receive(const wherry_source *sources, size_t count, wherry_tran
 }
 
 /** Reads a tuple of (Transport, rank, name or None). Returns their number, or -1. */
-static Py_ssize_t read_sources(PyObject *rows, wpy_transport **transports, wherry_source *sources) {
+static Py_ssize_t read_sources(PyObject *rows, wherry_source *sources) {
     Py_ssize_t count = PyTuple_Size(rows);
     if (count > WHERRY_SOURCES_MAX) {
         PyErr_Format(PyExc_ValueError, "%zd sources, but at most %d are possible", count, WHERRY_SOURCES_MAX);
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *transport;
+        wpy_transport *transport;
         int rank;
         const char *name;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(rows, i), "Oiz:source", &transport, &rank, &name)) {
+        if (!PyArg_ParseTuple(PyTuple_GetItem(rows, i), "O!iz:source", transport_type, &transport, &rank, &name) ||
+            !is_open(transport)) {
             return -1;
         }
-        if (Py_TYPE(transport) != transport_type) {
-            PyErr_SetString(PyExc_TypeError, "a source must be (Transport, rank, name or None)");
-            return -1;
-        }
-        if (!is_open((wpy_transport *)transport)) {
-            return -1;
-        }
-        transports[i] = (wpy_transport *)transport;
-        sources[i] = (wherry_source){.transport = transports[i]->transport, .rank = rank, .name = name};
+        sources[i] = (wherry_source){.transport = transport->transport, .rank = rank, .name = name};
     }
     return count;
 }
 
-static PyObject *transport_recv(PyObject *type, PyObject *arguments) {
-    (void)type;
-    PyObject *rows;
-    PyObject *target;
-    PyObject *codec;
-    PyObject *dict;
-    wpy_transport *transports[WHERRY_SOURCES_MAX];
+static PyObject *transport_recv(PyObject *Py_UNUSED(type), PyObject *arguments) {
+    PyObject *rows, *target, *codec, *dict;
     wherry_source sources[WHERRY_SOURCES_MAX];
     wpy_restorer restorer = {0};
     wpy_call call = {.restorer = &restorer};
@@ -300,17 +248,11 @@ static PyObject *transport_recv(PyObject *type, PyObject *arguments) {
         PyErr_SetString(PyExc_TypeError, "target must be a State or None");
         return NULL;
     }
-    Py_ssize_t count = read_sources(rows, transports, sources);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        transports[i]->calls++;
-    }
+    Py_ssize_t count = read_sources(rows, sources);
     PyObject *result = NULL;
     if (count >= 0 && wpy_restorer_init(&restorer, codec, target == Py_None ? NULL : (wpy_state *)target) &&
         wpy_transfer_options(dict, &options, &call)) {
         result = receive(sources, (size_t)count, &options, &call);
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        transports[i]->calls--;
     }
     wpy_restorer_clear(&restorer);
     return result;
