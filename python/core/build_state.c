@@ -176,8 +176,7 @@ static int build_entry(wpy_builder *builder, wherry_value *dict, PyObject *key, 
 static wherry_value *build_dict(wpy_builder *builder, PyObject *dict, const wpy_step *step) {
     wherry_value *value;
     wherry_error error;
-    PyObject *key;
-    PyObject *item;
+    PyObject *key, *item;
     Py_ssize_t position = 0;
     Py_ssize_t size = PyDict_Size(dict);
     wpy_state *state = builder->state;
@@ -249,8 +248,7 @@ static bool read_codec(wpy_builder *builder, PyObject *codec) {
 }
 
 PyObject *wpy_build(PyObject *Py_UNUSED(module), PyObject *arguments) {
-    PyObject *value;
-    PyObject *codec;
+    PyObject *value, *codec;
     if (!PyArg_ParseTuple(arguments, "OO:build", &value, &codec) || !wpy_nodes_ready()) {
         return NULL;
     }

@@ -32,8 +32,8 @@
 /* clang-format off */
 #define WPY_NAME_LIST(X) \
     X(__dlpack_c_exchange_api__) X(_cdata) X(abandon) X(check) X(data_ptr) X(decode) X(destroy) \
-    X(device) X(dtensor) X(dtype) X(dtypes) X(encode) X(fill_host) X(get) X(is_conj) \
-    X(is_neg) X(path) X(put) X(report) X(requires_grad) X(shape) X(sharded) X(stats) \
+    X(device) X(distributed) X(dtype) X(dtypes) X(encode) X(fill_host) X(get) X(is_conj) \
+    X(is_neg) X(path) X(put) X(report) X(requires_grad) X(shape) X(stats) \
     X(storage_offset) X(stride) X(tensor) X(tensor_types) X(to_host) X(untyped_storage)
 /* clang-format on */
 

@@ -119,8 +119,7 @@ static PyObject *group_alive(PyObject *self, PyObject *rank) {
 
 static PyObject *group_send(PyObject *self, PyObject *arguments) {
     int rank;
-    unsigned tag;
-    unsigned timeout;
+    unsigned tag, timeout;
     const char *bytes;
     Py_ssize_t size;
     wherry_error error;
@@ -136,8 +135,7 @@ static PyObject *group_send(PyObject *self, PyObject *arguments) {
 static PyObject *group_receive(PyObject *self, PyObject *arguments) {
     int rank;
     int32_t from;
-    unsigned tag;
-    unsigned timeout;
+    unsigned tag, timeout;
     void *bytes;
     size_t size;
     wherry_error error;

@@ -65,10 +65,8 @@ static wherry_value *build_object(wpy_builder *builder, PyObject *node, PyObject
 /* ---- memory ---- */
 
 static wherry_value *build_memory(wpy_builder *builder, PyObject *node, PyObject *original) {
-    int64_t shape[WHERRY_NDIM_MAX];
-    int64_t strides[WHERRY_NDIM_MAX];
-    unsigned long long address;
-    unsigned long long nbytes;
+    int64_t shape[WHERRY_NDIM_MAX], strides[WHERRY_NDIM_MAX];
+    unsigned long long address, nbytes;
     long long offset;
     int dtype;
     unsigned flags;
@@ -184,8 +182,7 @@ static bool read_placements(PyObject *tuple, wherry_placement *placements, uint3
 
 static wherry_value *build_dtensor(wpy_builder *builder, PyObject *node, PyObject *original, const wpy_step *step) {
     wherry_placement placements[WHERRY_NDIM_MAX] = {0};
-    int64_t shape[WHERRY_NDIM_MAX];
-    int64_t strides[WHERRY_NDIM_MAX];
+    int64_t shape[WHERRY_NDIM_MAX], strides[WHERRY_NDIM_MAX];
     int dtype;
     unsigned flags;
     PyObject *tensor, *mesh_node, *placement_tuple, *shape_tuple, *stride_tuple;
@@ -261,8 +258,7 @@ static bool read_boxes(PyObject *tuple, uint32_t ndim, boxes *result) {
 
 /** The parts of a ShardedTensor that is being read. */
 typedef struct sharded_parts {
-    boxes local;
-    boxes all;
+    boxes local, all;
     boxes listed; /**< The boxes of an EnumerableShardingSpec. */
     wherry_shard_place *places;
     wherry_shard *shards;

@@ -92,8 +92,7 @@ static PyObject *bigint_get(const wherry_value *value) {
 
 static PyObject *scalar_get(const wherry_value *value) {
     size_t size;
-    double real;
-    double imaginary;
+    double real, imaginary;
     switch (wherry_value_kind(value)) {
     case WHERRY_KIND_NONE:
         return Py_NewRef(Py_None);
@@ -141,9 +140,7 @@ static void want_huge_pages(void *data, uint64_t nbytes) {
 /** Wraps the memory from codec.allocate() in a storage. The codec has chosen the device. */
 static wherry_status keep_storage(wpy_restorer *restorer, PyObject *answer, uint64_t nbytes,
                                   wherry_storage **storage_p) {
-    PyObject *owner;
-    PyObject *pointer;
-    PyObject *place;
+    PyObject *owner, *pointer, *place;
     wherry_storage *storage;
     wherry_device device;
     wherry_error error;
@@ -215,19 +212,20 @@ static PyObject *new_tensor(wpy_restorer *restorer, const wherry_value *value) {
         return NULL;
     }
     char device[WHERRY_DEVICE_TEXT_MAX];
-    PyObject *made = PyObject_CallFunction(
-        method, "OsiNNLI", owner ? owner : Py_None, wherry_device_text(wherry_storage_device(tensor->storage), device),
-        (int)tensor->dtype, wpy_integers(tensor->shape, tensor->ndim), wpy_integers(tensor->strides, tensor->ndim),
-        (long long)tensor->offset, (unsigned)tensor->flags);
+    PyObject *made =
+        PyObject_CallFunction(method, "Osi(NNL)I", owner ? owner : Py_None,
+                              wherry_device_text(wherry_storage_device(tensor->storage), device), (int)tensor->dtype,
+                              wpy_integers(tensor->shape, tensor->ndim), wpy_integers(tensor->strides, tensor->ndim),
+                              (long long)tensor->offset, (unsigned)tensor->flags);
     Py_DECREF(method);
     return made;
 }
 
 /* ---- nodes, from which the codec rebuilds distributed tensors ---- */
 
-/** Calls a method of the codec with a node. Takes the reference to the node, which may be NULL. */
-static PyObject *make(const wpy_restorer *restorer, PyObject *method, PyObject *node) {
-    PyObject *made = node ? PyObject_CallMethodObjArgs(restorer->codec, method, node, NULL) : NULL;
+/** Calls codec.distributed() with a node. Takes the reference to the node, which may be NULL. */
+static PyObject *make(const wpy_restorer *restorer, PyObject *node) {
+    PyObject *made = node ? PyObject_CallMethodObjArgs(restorer->codec, wpy_name.distributed, node, NULL) : NULL;
     Py_XDECREF(node);
     return made;
 }
@@ -269,7 +267,7 @@ static PyObject *new_dtensor(wpy_restorer *restorer, const wherry_value *value) 
                                            (int)dtensor->dtype, (unsigned)dtensor->flags,
                                            wpy_integers(dtensor->shape, dtensor->ndim),
                                            wpy_integers(dtensor->strides, dtensor->ndim));
-    return make(restorer, wpy_name.dtensor, node);
+    return make(restorer, node);
 }
 
 static PyObject *new_place(const wherry_shard_place *place) {
@@ -323,7 +321,7 @@ static PyObject *new_sharded(wpy_restorer *restorer, const wherry_value *value) 
         tensors, new_boxes(local, sizeof(*sharded->shards), sharded->shard_count, sharded->ndim),
         new_boxes(sharded->global, sizeof(*sharded->global), sharded->global_count, sharded->ndim),
         new_sharding(&sharded->sharding, sharded->ndim));
-    return make(restorer, wpy_name.sharded, node);
+    return make(restorer, node);
 }
 
 /* ---- the tree ---- */

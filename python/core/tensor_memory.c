@@ -16,11 +16,8 @@ enum { DL_MAJOR = 1 };
 
 typedef struct wpy_dl_tensor {
     void *data;
-    int32_t device_kind;
-    int32_t device_index;
-    int32_t ndim;
-    uint8_t code;
-    uint8_t bits;
+    int32_t device_kind, device_index, ndim;
+    uint8_t code, bits;
     uint16_t lanes;
     const int64_t *shape;
     const int64_t *strides; /**< In elements; NULL if the tensor is contiguous. */
@@ -29,8 +26,7 @@ typedef struct wpy_dl_tensor {
 
 /** A capsule with the name "dltensor_versioned" points to this. */
 typedef struct dl_versioned {
-    uint32_t major;
-    uint32_t minor;
+    uint32_t major, minor;
     void *manager;
     void (*deleter)(struct dl_versioned *self);
     uint64_t flags;
@@ -39,8 +35,7 @@ typedef struct dl_versioned {
 
 /** The start of every version of the function table __dlpack_c_exchange_api__. */
 typedef struct dl_header {
-    uint32_t major;
-    uint32_t minor;
+    uint32_t major, minor;
     const struct dl_header *previous; /**< The table of an older version, or NULL. */
 } dl_header;
 
@@ -145,8 +140,7 @@ PyObject *wpy_buffer_range(PyObject *Py_UNUSED(module), PyObject *object) {
 /** A tensor that is being read. */
 typedef struct reading {
     wherry_tensor tensor;
-    int64_t shape[WHERRY_NDIM_MAX];
-    int64_t strides[WHERRY_NDIM_MAX];
+    int64_t shape[WHERRY_NDIM_MAX], strides[WHERRY_NDIM_MAX];
 } reading;
 
 static PyObject *call(PyObject *object, PyObject *method) {
@@ -242,8 +236,7 @@ static wherry_storage *direct_storage(wpy_builder *builder, PyObject *storage, v
  * Addresses on such a device may be meaningless, so the address of the storage object is the key.
  */
 static wherry_storage *staged_storage(wpy_builder *builder, PyObject *storage) {
-    uint64_t data;
-    uint64_t nbytes;
+    uint64_t data, nbytes;
     PyObject *number = PyObject_GetAttr(storage, wpy_name._cdata);
     uint64_t address = number ? PyLong_AsUnsignedLongLong(number) : 0;
     Py_XDECREF(number);
@@ -319,9 +312,7 @@ static bool read_by_dlpack(wpy_builder *builder, PyObject *object, PyObject *sto
 
 /** Reads all but the flags from attributes and methods. */
 static bool read_by_attributes(wpy_builder *builder, PyObject *object, PyObject *storage, reading *r) {
-    uint64_t data;
-    uint64_t nbytes;
-    uint64_t offset;
+    uint64_t data, nbytes, offset;
     uint32_t stride_count;
     if (!ask_number(object, wpy_name.storage_offset, &offset) || !read_device(builder, object)) {
         return false;

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Self
 
 from wherry import _arrays, _core, _types
-from wherry._nodes import TENSOR_CONJ, TENSOR_NEG, DTensor, Memory, Object, Sharded
+from wherry._nodes import TENSOR_CONJ, TENSOR_NEG, DTensor, Layout, Memory, Object, Sharded
 from wherry._types import CannotReceiveInto, CannotSend, Decoder, DecoderMaker, Encoder
 from wherry._types import check_arguments, expect, full_name, hostile, no_arguments
 from wherry.errors import Error, InvalidArgument, Malformed, Unsupported
@@ -386,17 +386,9 @@ class Codec:
         owner = _arrays.need_numpy().empty(nbytes, "uint8")
         return owner, owner.__array_interface__["data"][0], "cpu"
 
-    def tensor(
-        self,
-        owner: Any,
-        device: str,
-        dtype: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        offset: int,
-        flags: int,
-    ) -> Any:
+    def tensor(self, owner: Any, device: str, dtype: int, layout: Layout, flags: int) -> Any:
         """A tensor over memory from allocate(). ``owner`` is None if the storage has no bytes."""
+        shape, strides, offset = layout
         numpy = _arrays.need_numpy()
         kind = _arrays.numpy_dtype(dtype)
         steps = tuple(kind.itemsize * stride for stride in strides)
@@ -411,13 +403,9 @@ class Codec:
                 f"NumPy cannot make an array of shape {shape} and strides {strides}: {error}"
             ) from error
 
-    def dtensor(self, node: DTensor) -> Any:
-        """Makes a received DTensor."""
-        raise Unsupported("a DTensor needs torch: import torch before receiving")
-
-    def sharded(self, node: Sharded) -> Any:
-        """Makes a received ShardedTensor."""
-        raise Unsupported("a ShardedTensor needs torch: import torch before receiving")
+    def distributed(self, node: DTensor | Sharded) -> Any:
+        """Makes a received DTensor or ShardedTensor."""
+        raise Unsupported("a distributed tensor needs torch: import torch before receiving")
 
 
 def _unchanged(value: Any) -> Any:

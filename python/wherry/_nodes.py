@@ -13,6 +13,10 @@ FORMAT_CONTIGUOUS, FORMAT_CHANNELS_LAST, FORMAT_CHANNELS_LAST_3D, FORMAT_PRESERV
 TENSOR_REQUIRES_GRAD, TENSOR_CONJ, TENSOR_NEG = 1, 2, 4
 
 
+#: Shape, strides and offset of a tensor, in elements.
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
 class Object(NamedTuple):
     """A value of a type that only a codec understands."""
 

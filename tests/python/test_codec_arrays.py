@@ -429,7 +429,7 @@ def test_flags_of_torch():
     codec = Codec()
     owner, *_ = codec.allocate(16, "cpu")
     owner.view("complex64")[:] = [1 + 2j, 3 - 4j]
-    made = [codec.tensor(owner, "cpu", 14, (2,), (1,), 0, flags) for flags in (0, 1, 2, 4, 6)]
+    made = [codec.tensor(owner, "cpu", 14, ((2,), (1,), 0), flags) for flags in (0, 1, 2, 4, 6)]
     expected = [
         [1 + 2j, 3 - 4j],
         [1 + 2j, 3 - 4j],

@@ -526,21 +526,20 @@ def test_hostile_flags_and_memory():
     codec = TorchCodec()
     owner, *_ = codec.allocate(16, "cpu")
     with pytest.raises(Malformed):
-        codec.tensor(
-            owner, "cpu", _core.DTYPES["int32"][0], (2,), (1,), 0, 1
-        )  # Integers have no gradient.
+        # Integers have no gradient.
+        codec.tensor(owner, "cpu", _core.DTYPES["int32"][0], ((2,), (1,), 0), 1)
     with pytest.raises(wherry.errors.NoMemory):
         codec.allocate(1 << 62, "cpu")
     with pytest.raises(Unsupported):
-        codec.tensor(owner, "cpu", _core.DTYPES["qint8"][0], (2,), (1,), 0, 0)
-    assert raw(codec.tensor(None, "cpu", 11, (0, 1 << 40), (1 << 40, 1), 0, 0)) == b""
+        codec.tensor(owner, "cpu", _core.DTYPES["qint8"][0], ((2,), (1,), 0), 0)
+    assert raw(codec.tensor(None, "cpu", 11, ((0, 1 << 40), (1 << 40, 1), 0), 0)) == b""
 
 
 def test_memory_of_devices_arrives_on_the_host():
     codec = TorchCodec()
     owner, _, place = codec.allocate(16, "cuda:3")
     assert (owner.device.type, place) == ("cpu", "cpu")
-    assert codec.tensor(None, "cuda:3", 11, (0,), (1,), 0, 0).device.type == "cpu"
+    assert codec.tensor(None, "cuda:3", 11, ((0,), (1,), 0), 0).device.type == "cpu"
     codec.new_on(None, "cuda")  # This machine may lack CUDA.
     assert codec.allocate(16, "cpu")[2] == "cpu"
     with pytest.raises(wherry.errors.InvalidArgument, match="the device meta has none"):

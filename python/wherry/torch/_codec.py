@@ -12,7 +12,8 @@ from torch import nn
 
 from wherry import _arrays, _core, _types
 from wherry._codec import Codec, Keys
-from wherry._nodes import TENSOR_CONJ, TENSOR_NEG, TENSOR_REQUIRES_GRAD, DTensor, Object, Sharded
+from wherry._nodes import TENSOR_CONJ, TENSOR_NEG, TENSOR_REQUIRES_GRAD
+from wherry._nodes import DTensor, Layout, Object, Sharded
 from wherry._types import CannotSend, Decoder, DecoderMaker, Encoder
 from wherry._types import check_arguments, expect, no_arguments
 from wherry.errors import InvalidArgument, Malformed, NoMemory, Unsupported
@@ -289,17 +290,9 @@ class TorchCodec(Codec):
             raise NoMemory(f"torch cannot allocate {nbytes} bytes on {place}: {error}") from error
         return owner, owner.data_ptr(), place
 
-    def tensor(
-        self,
-        owner: Any,
-        device: str,
-        dtype: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        offset: int,
-        flags: int,
-    ) -> Any:
+    def tensor(self, owner: Any, device: str, dtype: int, layout: Layout, flags: int) -> Any:
         """A tensor over memory from allocate(). ``owner`` is None if the storage has no bytes."""
+        shape, strides, offset = layout
         if self._new_staged is not None:
             self._staging.fill_device()  # All bytes have arrived. The first call copies them.
             device = self._device
@@ -319,17 +312,13 @@ class TorchCodec(Codec):
                 f"torch cannot make a tensor of shape {shape} and strides {strides}: {error}"
             ) from error
 
-    def dtensor(self, node: DTensor) -> Any:
-        """Makes a received DTensor."""
-        distributed = _need_distributed("DTensor")
+    def distributed(self, node: DTensor | Sharded) -> Any:
+        distributed, dtype = _need_distributed("distributed tensor"), _torch_dtype(node.dtype)
+        if isinstance(node, Sharded):
+            return distributed.make_sharded(node, dtype, self.rank)
         if self._meshes is None:
             self._meshes = distributed.Meshes(None, self.rank)
-        return distributed.make_dtensor(node, _torch_dtype(node.dtype), self._meshes, self.source)
-
-    def sharded(self, node: Sharded) -> Any:
-        """Makes a received ShardedTensor."""
-        distributed = _need_distributed("ShardedTensor")
-        return distributed.make_sharded(node, _torch_dtype(node.dtype), self.rank)
+        return distributed.make_dtensor(node, dtype, self._meshes, self.source)
 
 
 def _need_distributed(what: str) -> Any:
