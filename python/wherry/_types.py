@@ -135,8 +135,12 @@ def importable_name(cls: type) -> str:
     return name
 
 
-def find_class(arguments: dict[str, Any], base: type, what: str) -> Any:
-    """The class in a type name: a subclass of ``base``. ``what`` describes it in error messages."""
+def find_class(arguments: dict[str, Any], base: type, what: str, *allowed: str) -> Any:
+    """The class in a type name: a subclass of ``base``. ``what`` describes it in error messages.
+
+    Also checks that there are no arguments but "class" and those ``allowed``.
+    """
+    check_arguments(arguments, "class", *allowed)
     name = arguments.get("class")
     if type(name) is not str:
         raise hostile(f"a type name lacks the argument 'class' (expected: {what})")
@@ -372,7 +376,6 @@ def namedtuple_encoder(cls: Any) -> Encoder | None:
 
 
 def _namedtuple_decoder(arguments: dict[str, Any]) -> Decoder:
-    check_arguments(arguments, "class")
     cls = find_class(arguments, tuple, "namedtuple")
     fields = getattr(cls, "_fields", None)
     if type(fields) is not tuple:
@@ -425,7 +428,6 @@ def dataclass_encoder(cls: type) -> Encoder | None:
 
 
 def _dataclass_decoder(arguments: dict[str, Any]) -> Decoder:
-    check_arguments(arguments, "class")
     cls: type = find_class(arguments, object, "dataclass")
     if not dataclasses.is_dataclass(cls):
         raise other_program(f"the class {full_name(cls)} is not a dataclass here")
@@ -455,7 +457,6 @@ def enum_encoder(cls: Any) -> Encoder:
 
 
 def _enum_decoder(arguments: dict[str, Any]) -> Decoder:
-    check_arguments(arguments, "class")
     cls = find_class(arguments, enum.Enum, "enumeration")
 
     def decode(payload: Any) -> Any:
@@ -468,7 +469,6 @@ def _enum_decoder(arguments: dict[str, Any]) -> Decoder:
 
 
 def _flag_decoder(arguments: dict[str, Any]) -> Decoder:
-    check_arguments(arguments, "class")
     cls = find_class(arguments, enum.Flag, "flag")
     return lambda payload: cls(expect(payload, int))
 

@@ -15,7 +15,7 @@ from wherry._codec import Codec, Keys
 from wherry._nodes import TENSOR_CONJ, TENSOR_NEG, TENSOR_REQUIRES_GRAD
 from wherry._nodes import DTensor, Layout, Object, Sharded
 from wherry._types import CannotSend, Decoder, DecoderMaker, Encoder
-from wherry._types import check_arguments, expect, no_arguments
+from wherry._types import expect, no_arguments
 from wherry.errors import InvalidArgument, Malformed, NoMemory, Unsupported
 from wherry.torch import _private, _tensors
 from wherry.torch._staging import Staging
@@ -116,7 +116,6 @@ def _pytree_encoder(cls: type, keys: Keys) -> Encoder | None:
 
 def _pytree_decoder(keys: Keys) -> DecoderMaker:
     def make(arguments: dict[str, Any]) -> Decoder:
-        check_arguments(arguments, "class")
         cls = _types.find_class(arguments, object, "registered class")
         node = _registration(cls)
         if node is None:

@@ -16,38 +16,28 @@ import torch.distributed as dist
 from wherry.errors import Unsupported
 
 _SHARD = "torch.distributed._shard"
-_PG_TRANSPORT = "torch.distributed.checkpoint._pg_transport"
 
-#: The module of torch that has the name. It is imported when the name is first used, because some
-#: of these modules are slow to import.
-_MODULES = {
-    "ConstantNode": "torch.utils._pytree",
-    "SUPPORTED_NODES": "torch.utils._pytree",
-    "ShardMetadata": f"{_SHARD}.metadata",
-    "ShardedTensor": f"{_SHARD}.sharded_tensor.api",
-    "ShardedTensorMetadata": f"{_SHARD}.sharded_tensor.metadata",
-    "TensorProperties": f"{_SHARD}.sharded_tensor.metadata",
-    "Shard": f"{_SHARD}.sharded_tensor.shard",
-    "EnumerableShardingSpec": f"{_SHARD}.sharding_spec.api",
-    "ChunkShardingSpec": f"{_SHARD}.sharding_spec.chunk_sharding_spec",
-    "_remote_device": "torch.distributed.remote_device",
-    "DTensorSpec": "torch.distributed.tensor._dtensor_spec",
-    "TensorMeta": "torch.distributed.tensor._dtensor_spec",
-    "_StridedShard": "torch.distributed.tensor.placement_types",
-    "_get_default_group": "torch.distributed.distributed_c10d",
-    "_world": "torch.distributed.distributed_c10d",
-    "DisableTorchFunctionSubclass": "torch._C",
-    "is_functorch_wrapped_tensor": "torch._C._functorch",
-    "_neg_view": "torch",
-    "_DTensorMeta": _PG_TRANSPORT,
-    "_ShardedTensorMeta": _PG_TRANSPORT,
-    "_StateDictMeta": _PG_TRANSPORT,
-    "_TensorMeta": _PG_TRANSPORT,
-    "_cast_tensor": _PG_TRANSPORT,
-    "_prepare_state_dict": _PG_TRANSPORT,
-    "_prepare_tensor": _PG_TRANSPORT,
-    "_timeit": _PG_TRANSPORT,
+#: The names by module of torch. A module is imported when a name is first used, because some of
+#: these modules are slow to import.
+NAMES = {
+    "torch": "_neg_view",
+    "torch._C": "DisableTorchFunctionSubclass",
+    "torch._C._functorch": "is_functorch_wrapped_tensor",
+    "torch.utils._pytree": "ConstantNode SUPPORTED_NODES",
+    f"{_SHARD}.metadata": "ShardMetadata",
+    f"{_SHARD}.sharded_tensor.api": "ShardedTensor",
+    f"{_SHARD}.sharded_tensor.metadata": "ShardedTensorMetadata TensorProperties",
+    f"{_SHARD}.sharded_tensor.shard": "Shard",
+    f"{_SHARD}.sharding_spec.api": "EnumerableShardingSpec",
+    f"{_SHARD}.sharding_spec.chunk_sharding_spec": "ChunkShardingSpec",
+    "torch.distributed.remote_device": "_remote_device",
+    "torch.distributed.tensor._dtensor_spec": "DTensorSpec TensorMeta",
+    "torch.distributed.tensor.placement_types": "_StridedShard",
+    "torch.distributed.distributed_c10d": "_get_default_group _world",
+    "torch.distributed.checkpoint._pg_transport": "_DTensorMeta _ShardedTensorMeta _StateDictMeta "
+    "_TensorMeta _cast_tensor _prepare_state_dict _prepare_tensor _timeit",
 }
+_MODULES = {name: module for module, names in NAMES.items() for name in names.split()}
 
 
 def _lacks(name: str) -> Unsupported:

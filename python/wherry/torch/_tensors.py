@@ -77,8 +77,7 @@ def _subclass_encoder(cls: type) -> Encoder:
 
 
 def _subclass_decoder(arguments: dict[str, Any]) -> Decoder:
-    check_arguments(arguments, "class", "attributes")
-    cls = _types.find_class(arguments, torch.Tensor, "subclass of torch.Tensor")
+    cls = _types.find_class(arguments, torch.Tensor, "subclass of torch.Tensor", "attributes")
     if not _is_plain(cls):
         raise other_program(f"{full_name(cls)} is not a plain subclass of torch.Tensor here")
     attributes_from(arguments)
@@ -117,8 +116,7 @@ def _wrapper_encoder(cls: Any) -> Encoder:
 
 
 def _wrapper_decoder(arguments: dict[str, Any]) -> Decoder:
-    check_arguments(arguments, "class", "requires_grad")
-    cls = _types.find_class(arguments, torch.Tensor, "subclass of torch.Tensor")
+    cls = _types.find_class(arguments, torch.Tensor, "subclass of torch.Tensor", "requires_grad")
     if not _is_wrapper(cls):
         raise other_program(f"{full_name(cls)} does not wrap tensors here")
     requires_grad = arguments.get("requires_grad", False) is True

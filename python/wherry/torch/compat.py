@@ -3,27 +3,18 @@
 ``PGTransport`` is Wherry's. The other names are torch's, and Wherry's transport ignores them.
 """
 
-from wherry.torch._private import (
-    _cast_tensor,
-    _DTensorMeta,
-    _prepare_state_dict,
-    _prepare_tensor,
-    _ShardedTensorMeta,
-    _StateDictMeta,
-    _TensorMeta,
-    _timeit,
-)
+from typing import Any
 
+from wherry.torch import _private
 from wherry.torch.pg_transport import PGTransport
 
-__all__ = [
-    "PGTransport",
-    "_DTensorMeta",
-    "_ShardedTensorMeta",
-    "_StateDictMeta",
-    "_TensorMeta",
-    "_cast_tensor",
-    "_prepare_state_dict",
-    "_prepare_tensor",
-    "_timeit",
-]
+_NAMES = _private.NAMES["torch.distributed.checkpoint._pg_transport"].split()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_private, name)
+
+
+__all__ = ["PGTransport", *_NAMES]
