@@ -46,7 +46,7 @@ typedef struct wpy_names {
 extern wpy_names wpy_name;
 
 /** X(NAME): the classes of wherry._nodes. */
-#define WPY_NODE_LIST(X) X(Object) X(Memory) X(Mesh) X(Placement) X(DTensor) X(Place) X(Box) X(Sharding) X(Sharded)
+#define WPY_NODE_LIST(X) X(Object) X(Memory) X(Mesh) X(Placement) X(DTensor) X(Box) X(Sharded)
 
 typedef struct wpy_nodes {
 #define WPY_X(name) PyObject *name;

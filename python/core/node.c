@@ -213,54 +213,42 @@ static wherry_value *build_dtensor(wpy_builder *builder, PyObject *node, PyObjec
 
 /* ---- ShardedTensor ---- */
 
-/** An array of boxes, and the memory for their offsets and sizes. */
+/** An array of boxes. The memory for their offsets and sizes is behind them. */
 typedef struct boxes {
     wherry_shard_info *items;
-    int64_t *numbers;
     uint32_t count;
 } boxes;
 
-static bool read_place(PyObject *node, wherry_shard_place *place) {
-    long long rank;
-    PyObject *device;
-    if (!is_node(node, wpy_node.Place) || !PyArg_ParseTuple(node, "LO:Place", &rank, &device)) {
-        return false;
-    }
-    place->rank = rank;
-    return wpy_read_device(device, &place->device);
-}
-
 static bool read_boxes(PyObject *tuple, uint32_t ndim, boxes *result) {
     Py_ssize_t count = PyTuple_Size(tuple);
-    result->items = calloc((size_t)count + 1, sizeof(*result->items));
-    result->numbers = calloc(((size_t)count + 1) * 2 * WHERRY_NDIM_MAX, sizeof(*result->numbers));
-    if (!result->items || !result->numbers) {
+    wherry_shard_info *items = calloc((size_t)count + 1, sizeof(*items) + 2 * (size_t)ndim * sizeof(int64_t));
+    if (!items) {
         PyErr_NoMemory();
         return false;
     }
-    for (Py_ssize_t i = 0; i < count; i++) {
+    *result = (boxes){items, (uint32_t)count};
+    int64_t *numbers = (int64_t *)(items + count);
+    for (Py_ssize_t i = 0; i < count; i++, numbers += 2 * (size_t)ndim) {
         PyObject *node = PyTuple_GetItem(tuple, i);
-        PyObject *offset_tuple, *size_tuple, *place;
-        int64_t *offsets = result->numbers + (size_t)i * 2 * WHERRY_NDIM_MAX;
-        int64_t *sizes = offsets + WHERRY_NDIM_MAX;
-        if (!is_node(node, wpy_node.Box) || !PyArg_ParseTuple(node, "OOO:Box", &offset_tuple, &size_tuple, &place) ||
-            wpy_read_integers(offset_tuple, offsets, WHERRY_NDIM_MAX) != (Py_ssize_t)ndim ||
-            wpy_read_integers(size_tuple, sizes, WHERRY_NDIM_MAX) != (Py_ssize_t)ndim ||
-            !read_place(place, &result->items[i].place)) {
+        PyObject *offsets, *sizes, *device;
+        long long rank;
+        if (!is_node(node, wpy_node.Box) || !PyArg_ParseTuple(node, "OOLO:Box", &offsets, &sizes, &rank, &device) ||
+            wpy_read_integers(offsets, numbers, ndim) != (Py_ssize_t)ndim ||
+            wpy_read_integers(sizes, numbers + ndim, ndim) != (Py_ssize_t)ndim ||
+            !wpy_read_device(device, &items[i].place.device)) {
             return raise_value_error("a shard needs one offset and one size per dimension");
         }
-        result->items[i].offsets = offsets;
-        result->items[i].sizes = sizes;
+        items[i].place.rank = rank;
+        items[i].offsets = numbers;
+        items[i].sizes = numbers + ndim;
     }
-    result->count = (uint32_t)count;
     return true;
 }
 
 /** The parts of a ShardedTensor that is being read. */
 typedef struct sharded_parts {
-    boxes local, all;
-    boxes listed; /**< The boxes of an EnumerableShardingSpec. */
-    wherry_shard_place *places;
+    boxes local, all, listed;
+    wherry_shard_place *places; /**< Those of `listed`, for a ChunkShardingSpec. */
     wherry_shard *shards;
     uint32_t made; /**< Number of shards whose tensors this struct owns. */
     int64_t shape[WHERRY_NDIM_MAX];
@@ -272,45 +260,26 @@ static void clear_parts(sharded_parts *parts) {
     }
     free(parts->shards);
     free(parts->places);
-    boxes *all[] = {&parts->local, &parts->all, &parts->listed};
-    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) {
-        free(all[i]->items);
-        free(all[i]->numbers);
-    }
+    free(parts->local.items);
+    free(parts->all.items);
+    free(parts->listed.items);
 }
 
-static bool read_sharding(PyObject *node, uint32_t ndim, sharded_parts *parts, wherry_sharding *sharding) {
-    int kind;
-    long long dim;
-    PyObject *places, *listed;
-    if (!is_node(node, wpy_node.Sharding) ||
-        !PyArg_ParseTuple(node, "iLO!O!:Sharding", &kind, &dim, &PyTuple_Type, &places, &PyTuple_Type, &listed)) {
+static bool read_sharding(PyObject *listed, sharded_parts *parts, uint32_t ndim, wherry_sharding *sharding) {
+    bool chunks = sharding->kind == WHERRY_SHARDING_CHUNK;
+    if (!read_boxes(listed, chunks ? 0 : ndim, &parts->listed)) {
         return false;
     }
-    Py_ssize_t count = PyTuple_Size(places);
-    parts->places = calloc((size_t)count + 1, sizeof(*parts->places));
-    if (!parts->places) {
-        PyErr_NoMemory();
-        return false;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        if (!read_place(PyTuple_GetItem(places, i), parts->places + i)) {
-            return false;
-        }
-    }
-    if (!read_boxes(listed, ndim, &parts->listed)) {
-        return false;
-    }
-    sharding->kind = (wherry_sharding_kind)kind;
-    sharding->dim = dim;
-    if (sharding->kind == WHERRY_SHARDING_CHUNK) {
-        sharding->count = (uint32_t)count;
-        sharding->places = parts->places;
-    } else if (sharding->kind == WHERRY_SHARDING_ENUMERABLE) {
-        sharding->count = parts->listed.count;
+    sharding->count = parts->listed.count;
+    if (!chunks) {
         sharding->boxes = parts->listed.items;
+        return true;
     }
-    return true;
+    sharding->places = parts->places = calloc((size_t)sharding->count + 1, sizeof(*parts->places));
+    for (uint32_t i = 0; parts->places && i < sharding->count; i++) {
+        parts->places[i] = parts->listed.items[i].place;
+    }
+    return parts->places || PyErr_NoMemory();
 }
 
 static bool build_shards(wpy_builder *builder, PyObject *tensors, sharded_parts *parts, const wpy_step *step) {
@@ -334,10 +303,12 @@ static bool build_shards(wpy_builder *builder, PyObject *tensors, sharded_parts 
 
 static bool read_sharded(wpy_builder *builder, PyObject *node, sharded_parts *parts, wherry_sharded *sharded,
                          const wpy_step *step) {
-    int dtype, requires_grad, pin_memory, format;
-    PyObject *shape, *tensors, *local, *all, *sharding;
-    if (!PyArg_ParseTuple(node, "ippiOO!O!O!O:Sharded", &dtype, &requires_grad, &pin_memory, &format, &shape,
-                          &PyTuple_Type, &tensors, &PyTuple_Type, &local, &PyTuple_Type, &all, &sharding)) {
+    int dtype, requires_grad, pin_memory, format, kind;
+    long long dim;
+    PyObject *shape, *tensors, *local, *all, *listed;
+    if (!PyArg_ParseTuple(node, "ippiOO!O!O!iLO!:Sharded", &dtype, &requires_grad, &pin_memory, &format, &shape,
+                          &PyTuple_Type, &tensors, &PyTuple_Type, &local, &PyTuple_Type, &all, &kind, &dim,
+                          &PyTuple_Type, &listed)) {
         return false;
     }
     Py_ssize_t ndim = wpy_read_integers(shape, parts->shape, WHERRY_NDIM_MAX);
@@ -349,9 +320,10 @@ static bool read_sharded(wpy_builder *builder, PyObject *node, sharded_parts *pa
                                 .pin_memory = pin_memory,
                                 .format = (wherry_memory_format)format,
                                 .ndim = (uint32_t)ndim,
-                                .shape = parts->shape};
+                                .shape = parts->shape,
+                                .sharding = {.kind = (wherry_sharding_kind)kind, .dim = dim}};
     if (!read_boxes(local, (uint32_t)ndim, &parts->local) || !read_boxes(all, (uint32_t)ndim, &parts->all) ||
-        !read_sharding(sharding, (uint32_t)ndim, parts, &sharded->sharding) ||
+        !read_sharding(listed, parts, (uint32_t)ndim, &sharded->sharding) ||
         !build_shards(builder, tensors, parts, step)) {
         return false;
     }

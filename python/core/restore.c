@@ -270,18 +270,10 @@ static PyObject *new_dtensor(wpy_restorer *restorer, const wherry_value *value) 
     return make(restorer, node);
 }
 
-static PyObject *new_place(const wherry_shard_place *place) {
+static PyObject *new_box(const wherry_shard_place *place, const int64_t *offsets, const int64_t *sizes, uint32_t ndim) {
     char device[WHERRY_DEVICE_TEXT_MAX];
-    return PyObject_CallFunction(wpy_node.Place, "Ls", (long long)place->rank,
-                                 wherry_device_text(place->device, device));
-}
-
-static PyObject *new_places(const wherry_shard_place *places, uint32_t count) {
-    PyObject *tuple = PyTuple_New((Py_ssize_t)count);
-    for (uint32_t i = 0; tuple && i < count; i++) {
-        wpy_set_item(&tuple, i, new_place(places + i));
-    }
-    return tuple;
+    return PyObject_CallFunction(wpy_node.Box, "NNLs", wpy_integers(offsets, ndim), wpy_integers(sizes, ndim),
+                                 (long long)place->rank, wherry_device_text(place->device, device));
 }
 
 /** A tuple of boxes. They may be members of larger structs, so they are `step` bytes apart. */
@@ -289,20 +281,22 @@ static PyObject *new_boxes(const wherry_shard_info *first, size_t step, uint32_t
     PyObject *tuple = PyTuple_New((Py_ssize_t)count);
     for (uint32_t i = 0; tuple && i < count; i++) {
         const wherry_shard_info *info = (const void *)((const char *)first + i * step);
-        wpy_set_item(&tuple, i,
-                     PyObject_CallFunction(wpy_node.Box, "NNN", wpy_integers(info->offsets, ndim),
-                                           wpy_integers(info->sizes, ndim), new_place(&info->place)));
+        wpy_set_item(&tuple, i, new_box(&info->place, info->offsets, info->sizes, ndim));
     }
     return tuple;
 }
 
-static PyObject *new_sharding(const wherry_sharding *sharding, uint32_t ndim) {
-    bool chunks = sharding->kind == WHERRY_SHARDING_CHUNK;
-    bool listed = sharding->kind == WHERRY_SHARDING_ENUMERABLE;
-    return PyObject_CallFunction(
-        wpy_node.Sharding, "iLNN", (int)sharding->kind, (long long)sharding->dim,
-        new_places(sharding->places, chunks ? sharding->count : 0),
-        new_boxes(sharding->boxes, sizeof(*sharding->boxes), listed ? sharding->count : 0, ndim));
+/** The boxes of a sharding spec. Those of a ChunkShardingSpec are places only. */
+static PyObject *new_listed(const wherry_sharding *sharding, uint32_t ndim) {
+    if (sharding->kind != WHERRY_SHARDING_CHUNK) {
+        bool listed = sharding->kind == WHERRY_SHARDING_ENUMERABLE;
+        return new_boxes(sharding->boxes, sizeof(*sharding->boxes), listed ? sharding->count : 0, ndim);
+    }
+    PyObject *tuple = PyTuple_New((Py_ssize_t)sharding->count);
+    for (uint32_t i = 0; tuple && i < sharding->count; i++) {
+        wpy_set_item(&tuple, i, new_box(sharding->places + i, NULL, NULL, 0));
+    }
+    return tuple;
 }
 
 static PyObject *new_sharded(wpy_restorer *restorer, const wherry_value *value) {
@@ -316,11 +310,11 @@ static PyObject *new_sharded(wpy_restorer *restorer, const wherry_value *value) 
     }
     const wherry_shard_info *local = sharded->shard_count ? &sharded->shards->info : NULL;
     PyObject *node = PyObject_CallFunction(
-        wpy_node.Sharded, "iNNiNNNNN", (int)sharded->dtype, PyBool_FromLong(sharded->requires_grad),
+        wpy_node.Sharded, "iNNiNNNNiLN", (int)sharded->dtype, PyBool_FromLong(sharded->requires_grad),
         PyBool_FromLong(sharded->pin_memory), (int)sharded->format, wpy_integers(sharded->shape, sharded->ndim),
         tensors, new_boxes(local, sizeof(*sharded->shards), sharded->shard_count, sharded->ndim),
         new_boxes(sharded->global, sizeof(*sharded->global), sharded->global_count, sharded->ndim),
-        new_sharding(&sharded->sharding, sharded->ndim));
+        (int)sharded->sharding.kind, (long long)sharded->sharding.dim, new_listed(&sharded->sharding, sharded->ndim));
     return make(restorer, node);
 }
 

@@ -68,28 +68,13 @@ class DTensor(NamedTuple):
     strides: tuple[int, ...]  # of the global tensor
 
 
-class Place(NamedTuple):
-    """Where a shard is, for example "rank:3/cuda:1"."""
-
-    rank: int  # -1: unknown
-    device: str
-
-
 class Box(NamedTuple):
-    """Which part of the global tensor a shard is, and where the shard is."""
+    """Which part of the global tensor a shard is, and where it is, for example "rank:3/cuda:1"."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    place: Place
-
-
-class Sharding(NamedTuple):
-    """How a ShardedTensor was split."""
-
-    kind: int  # SHARDING_*
-    dim: int
-    places: tuple[Place, ...]
-    boxes: tuple[Box, ...]
+    rank: int  # -1: unknown
+    device: str
 
 
 class Sharded(NamedTuple):
@@ -103,4 +88,6 @@ class Sharded(NamedTuple):
     tensors: tuple[object, ...]  # one per local shard
     local: tuple[Box, ...]  # one per local shard
     all: tuple[Box, ...]  # the shards of all ranks
-    sharding: Sharding
+    sharding: int  # how it was split: SHARDING_*
+    dim: int
+    listed: tuple[Box, ...]  # SHARDING_CHUNK: with rank and device only

@@ -285,7 +285,7 @@ def test_hostile_meshes():
     node = _nodes.DTensor(
         torch.ones(2), mesh, (_nodes.Placement(_nodes.SHARD, 0, 0, None),), 11, 0, (4,), (1,)
     )
-    assert type(codec.dtensor(node)) is DTensor
+    assert type(codec.distributed(node)) is DTensor
     integers = torch.ones(2, dtype=torch.int32)
     for bad in (
         node._replace(mesh=mesh._replace(ranks=(0, 1 << 40))),
@@ -296,7 +296,7 @@ def test_hostile_meshes():
         node._replace(shape=(1 << 63,)),
     ):
         with pytest.raises(Malformed):
-            codec.dtensor(bad)
+            codec.distributed(bad)
 
 
 def test_dtensors_that_are_refused(world):
@@ -422,8 +422,7 @@ def test_sharded_that_is_refused(world):
 
 def test_hostile_shards():
     codec = TorchCodec()
-    place = _nodes.Place(0, "cpu")
-    box = _nodes.Box((0,), (2,), place)
+    box = _nodes.Box((0,), (2,), 0, "cpu")
     node = _nodes.Sharded(
         11,
         False,
@@ -433,24 +432,24 @@ def test_hostile_shards():
         (torch.ones(2),),
         (box,),
         (box,),
-        _nodes.Sharding(2, 0, (), (box,)),
+        _nodes.SHARDING_ENUMERABLE,
+        0,
+        (box,),
     )
-    assert type(codec.sharded(node)) is ShardedTensor
+    assert type(codec.distributed(node)) is ShardedTensor
     bad = [
         node._replace(tensors=(torch.ones(3),)),
         node._replace(tensors=(1,)),
         node._replace(local=(box._replace(sizes=(2, 2)),)),
         node._replace(dtype=6, requires_grad=True),
         node._replace(memory_format=9),
-        node._replace(all=(box._replace(place=_nodes.Place(0, "nowhere")),)),
+        node._replace(all=(box._replace(device="nowhere"),)),
     ]
     for one in bad:
         with pytest.raises(Malformed):
-            codec.sharded(one)
-    many = tuple(_nodes.Box((i,), (1,), place) for i in range(20000))
-    made = codec.sharded(
-        node._replace(shape=(20000,), all=many, sharding=_nodes.Sharding(2, 0, (), many))
-    )
+            codec.distributed(one)
+    many = tuple(box._replace(offsets=(i,), sizes=(1,)) for i in range(20000))
+    made = codec.distributed(node._replace(shape=(20000,), all=many, listed=many))
     # This takes much less than quadratic time.
     assert len(made.metadata().shards_metadata) == 20000
 

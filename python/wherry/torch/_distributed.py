@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor as TorchDTensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from wherry import _nodes
-from wherry._nodes import Box, DTensor, Mesh, Place, Placement, Sharded, Sharding
+from wherry._nodes import Box, DTensor, Mesh, Placement, Sharded
 from wherry._types import CannotSend
 from wherry.errors import InvalidArgument, Malformed, Unsupported
 from wherry.torch import _private
@@ -301,13 +301,13 @@ def encode_sharded(value: Any, dtypes: dict[Any, int]) -> Any:
         _FORMATS[properties.memory_format],
         tuple(metadata.size),
         tuple([shard.tensor for shard in shards]),
-        tuple([_describe_box(shard.metadata) for shard in shards]),
-        tuple([_describe_box(shard) for shard in metadata.shards_metadata]),
-        _describe_sharding(value.sharding_spec()),
+        _describe_boxes(shard.metadata for shard in shards),
+        _describe_boxes(metadata.shards_metadata),
+        *_describe_sharding(value.sharding_spec()),
     )
 
 
-def _describe_place(placement: Any) -> Place:
+def _describe_box(offsets: Sequence[int], sizes: Sequence[int], placement: Any) -> Box:
     if placement is None:
         raise CannotSend("a shard has no placement: set one, such as 'rank:0/cpu'")
     if placement.worker_name() is not None:
@@ -315,44 +315,41 @@ def _describe_place(placement: Any) -> Place:
             f"the placement {placement} of a shard names a worker: use a rank, such as 'rank:0/cpu'"
         )
     rank = placement.rank()
-    return Place(-1 if rank is None else rank, str(placement.device()))
+    return Box(tuple(offsets), tuple(sizes), -1 if rank is None else rank, str(placement.device()))
 
 
-def _describe_box(shard: Any) -> Box:
-    return Box(
-        tuple(shard.shard_offsets), tuple(shard.shard_sizes), _describe_place(shard.placement)
+def _describe_boxes(shards: Iterable[Any]) -> tuple[Box, ...]:
+    return tuple(
+        [_describe_box(one.shard_offsets, one.shard_sizes, one.placement) for one in shards]
     )
 
 
-def _describe_sharding(spec: Any) -> Sharding:
+def _describe_sharding(spec: Any) -> tuple[int, int, tuple[Box, ...]]:
     if type(spec) is _private.ChunkShardingSpec:
-        places = tuple([_describe_place(place) for place in spec.placements])
-        return Sharding(_nodes.SHARDING_CHUNK, int(spec.dim), places, ())
+        places = tuple([_describe_box((), (), place) for place in spec.placements])
+        return _nodes.SHARDING_CHUNK, int(spec.dim), places
     if type(spec) is _private.EnumerableShardingSpec:
-        boxes = tuple([_describe_box(shard) for shard in spec.shards])
-        return Sharding(_nodes.SHARDING_ENUMERABLE, 0, (), boxes)
+        return _nodes.SHARDING_ENUMERABLE, 0, _describe_boxes(spec.shards)
     raise CannotSend(
         f"its sharding spec is a {type(spec).__name__}, but only ChunkShardingSpec and "
         "EnumerableShardingSpec can be sent"
     )
 
 
-def _make_place(place: Place) -> Any:
-    return _private._remote_device(
-        place.device if place.rank < 0 else f"rank:{place.rank}/{place.device}"
-    )
+def _make_place(box: Box) -> Any:
+    return _private._remote_device(box.device if box.rank < 0 else f"rank:{box.rank}/{box.device}")
 
 
 def _make_box(box: Box) -> Any:
-    return _private.ShardMetadata(list(box.offsets), list(box.sizes), _make_place(box.place))
+    return _private.ShardMetadata(list(box.offsets), list(box.sizes), _make_place(box))
 
 
-def _make_sharding(node: Sharding, shards: list[Any]) -> Any:
-    if node.kind == _nodes.SHARDING_CHUNK:
-        return _private.ChunkShardingSpec(node.dim, [_make_place(place) for place in node.places])
-    listed = node.kind == _nodes.SHARDING_ENUMERABLE
+def _make_sharding(node: Sharded, shards: list[Any]) -> Any:
+    if node.sharding == _nodes.SHARDING_CHUNK:
+        return _private.ChunkShardingSpec(node.dim, [_make_place(box) for box in node.listed])
+    listed = node.sharding == _nodes.SHARDING_ENUMERABLE
     # The sender chooses the number of shards, so their cost must not be its square.
-    return _private.enumerable_spec([_make_box(box) for box in node.boxes] if listed else shards)
+    return _private.enumerable_spec([_make_box(box) for box in node.listed] if listed else shards)
 
 
 def make_sharded(node: Sharded, dtype: torch.dtype, rank: int | None) -> Any:
@@ -369,10 +366,10 @@ def make_sharded(node: Sharded, dtype: torch.dtype, rank: int | None) -> Any:
         properties = _private.TensorProperties(
             dtype, torch.strided, node.requires_grad, memory_format, node.pin_memory
         )
-        spec = _make_sharding(node.sharding, shards)
+        spec = _make_sharding(node, shards)
         return _private.sharded_tensor(torch.Size(node.shape), properties, spec, shards, local)
 
 
 def _local_shard(tensor: Any, box: Box, rank: int | None) -> Any:
-    place = Place(box.place.rank if rank is None else rank, str(tensor.device))
-    return _private.Shard(tensor, _make_box(Box(box.offsets, box.sizes, place)))
+    here = box._replace(rank=box.rank if rank is None else rank, device=str(tensor.device))
+    return _private.Shard(tensor, _make_box(here))
