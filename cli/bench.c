@@ -172,16 +172,20 @@ static void print_notes(const measurement *m) {
         above = above || (r->limit != BENCH_LIMITS && r->rate > m->limits[r->limit]);
     }
     if (used && fastest->rate > used->rate) {
-        printf("\n%s was faster here, but %s is tried first for a state like this one. WHERRY_LANES=%s changes the "
-               "order.\n",
-               fastest->name, used->name, fastest->lane->name);
+        printf("\n");
+        wh_print_text(stdout,
+                      "%s was faster here, but %s is tried first for a state like this one. WHERRY_LANES=%s changes "
+                      "the order.",
+                      fastest->name, used->name, fastest->lane->name);
     }
     if (above) {
-        printf("\nLimits and lanes are measured one after the other, so a lane can come out above its limit.\n");
+        printf("\n");
+        wh_print_text(stdout, "Limits and lanes are measured one after the other, so a lane can come out above its limit.");
     }
     if (m->others >= BUSY) {
-        printf("\nThis machine was busy (others used %.1f of %ld processors): the figures are too low.\n", m->others,
-               sysconf(_SC_NPROCESSORS_ONLN));
+        printf("\n");
+        wh_print_text(stdout, "This machine was busy (others used %.1f of %ld processors): the figures are too low.",
+                      m->others, sysconf(_SC_NPROCESSORS_ONLN));
     }
 }
 

@@ -239,16 +239,12 @@ void wh_timeline_progress(wh_timeline *timeline, int64_t step, const char *note)
 void wh_timeline_success(wh_timeline *timeline, const wh_demo_digest *digest, const char *losses) {
     const wh_demo_options *options = timeline->options;
     char size[WH_SIZE_TEXT_MAX];
-    wh_bar_end(&timeline->bar);
     char rate[WH_SIZE_TEXT_MAX];
-    char *text = NULL;
-    int length = asprintf(
-        &text, "OK: %d ranks at step %d with equal digests (%016" PRIx64 "), after %s: %s at %s; in %.1f s",
-        (int)options->ranks, (int)options->steps, digest->words[2], losses, wh_size_text(timeline->bytes, size),
-        rate_text(timeline->bytes, timeline->seconds, rate), wh_clock() - timeline->begin);
-    wh_need(length < 0 ? NULL : text);
+    wh_bar_end(&timeline->bar);
     printf("%s", timeline->color ? "\033[32m" : "");
-    wh_print_wrapped(stdout, text, 0, WH_WIDTH_ANY);
+    wh_print_text(stdout, "OK: %d ranks at step %d with equal digests (%016" PRIx64 "), after %s: %s at %s; in %.1f s",
+                  (int)options->ranks, (int)options->steps, digest->words[2], losses,
+                  wh_size_text(timeline->bytes, size), rate_text(timeline->bytes, timeline->seconds, rate),
+                  wh_clock() - timeline->begin);
     printf("%s", timeline->color ? "\033[0m" : "");
-    free(text);
 }

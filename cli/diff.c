@@ -61,13 +61,8 @@ static void report(comparison *c, char mark, const char *name, const char *one, 
         }
         wh_json_close(c->json, '}');
     } else if (!c->options->common.quiet) {
-        printf("%c ", mark);
-        wh_print_escaped(stdout, name);
-        printf(": ");
-        wh_print_escaped(stdout, one ? one : "");
-        printf("%s", one && other ? " -> " : "");
-        wh_print_escaped(stdout, other ? other : "");
-        printf("\n");
+        wh_print_text(stdout, "%c %s: %s%s%s", mark, name, one ? one : "", one && other ? " -> " : "",
+                      other ? other : "");
     }
 }
 

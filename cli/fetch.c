@@ -589,29 +589,24 @@ static void print_text(const fetch *f) {
     const wherry_stats *stats = &f->stats;
     uint64_t bytes = stats->bytes_held ? stats->bytes_moved : f->bytes_wanted;
     char size[WH_SIZE_TEXT_MAX];
+    char held[WH_SIZE_TEXT_MAX];
     char speed[WH_SPEED_TEXT_MAX];
     for (size_t i = 0; i < f->count; i++) {
         wh_print_line(NULL, f->paths[i]);
     }
-    printf("%s%s", bytes ? wh_size_text(bytes, size) : "nothing to fetch",
-           wh_speed_text(bytes, stats->data_seconds, speed));
-    printf("%s%s%s", *stats->lane ? " over " : "", stats->lane,
-           !*stats->lane     ? ""
-           : stats->verified ? ", verified"
-                             : ", checked");
-    if (stats->bytes_held) {
-        printf("; already had %s", wh_size_text(stats->bytes_held, size));
-    }
-    printf("\n");
+    wh_print_text(stdout, "%s%s%s%s%s%s%s", bytes ? wh_size_text(bytes, size) : "nothing to fetch",
+                  wh_speed_text(bytes, stats->data_seconds, speed), *stats->lane ? " over " : "", stats->lane,
+                  !*stats->lane     ? ""
+                  : stats->verified ? ", verified"
+                                    : ", checked",
+                  stats->bytes_held ? "; already had " : "",
+                  stats->bytes_held ? wh_size_text(stats->bytes_held, held) : "");
     for (uint32_t i = 0; f->client_count > 1 && i < stats->source_count; i++) {
         const wherry_source_stats *source = stats->sources + i;
-        printf("  %s: %s", f->clients[i].address, wh_size_text(source->bytes, size));
-        if (source->bytes) {
-            printf(" at %s over %s", wh_rate_text(source->rate, size), source->lane);
-        }
-        printf("%s", *source->reason ? "; lost: " : "");
-        wh_print_escaped(stdout, source->reason);
-        printf("\n");
+        wh_rate_text(source->rate, speed);
+        wh_print_text(stdout, "  %s: %s%s%s%s%s%s%s", f->clients[i].address, wh_size_text(source->bytes, size),
+                      source->bytes ? " at " : "", source->bytes ? speed : "", source->bytes ? " over " : "",
+                      source->bytes ? source->lane : "", *source->reason ? "; lost: " : "", source->reason);
     }
 }
 

@@ -124,14 +124,13 @@ static void print_list(const wh_leaves *leaves, const size_t *storages, const si
     for (size_t i = 0; i < leaves->count; i++) {
         const wh_leaf *leaf = leaves->items + i;
         char text[2048];
-        wh_leaf_text(leaf, text, sizeof(text));
+        wh_leaf_text(leaf, text, sizeof(text) - 32);
+        if (leaf->tensor && uses[storages[i]] > 1) {
+            sprintf(text + strlen(text), ", storage #%zu", storages[i]);
+        }
         wh_print_escaped(stdout, leaf->name);
         printf("%*s  ", width - (int)strnlen(leaf->name, (size_t)width), "");
-        wh_print_escaped(stdout, text);
-        if (leaf->tensor && uses[storages[i]] > 1) {
-            printf(", storage #%zu", storages[i]);
-        }
-        printf("\n");
+        wh_print_wrapped(stdout, text, width + 2, WH_WIDTH_ANY);
     }
 }
 
@@ -166,8 +165,7 @@ static void print_totals(const char *name, const wherry_file_summary *file, cons
     size_t length = 0;
     FILE *out = wh_need(open_memstream(&text, &length));
     printf("\n");
-    wh_print_escaped(out, name);
-    fprintf(out, ": %llu tensor%s, %s", (unsigned long long)sums.tensors, one ? "" : "s",
+    fprintf(out, "%s: %llu tensor%s, %s", name, (unsigned long long)sums.tensors, one ? "" : "s",
             wh_size_text(sums.bytes, size));
     if (sums.storages != sums.tensors) {
         fprintf(out, " in %llu storages", (unsigned long long)sums.storages);
@@ -348,9 +346,7 @@ static void print_server(const wherry_group_link *link, const inspect_options *o
         wh_json_text(json, "key_sha256", known ? key : "");
         wh_json_close(json, '}');
     } else if (!options->common.quiet && known) {
-        printf("server  ");
-        wh_print_escaped(stdout, link->subject);
-        printf(", key SHA-256 %s, over %s\n", key, link->cipher);
+        wh_print_text(stdout, "server  %s, key SHA-256 %s, over %s", link->subject, key, link->cipher);
     } else if (!options->common.quiet) {
         printf("server  on this machine, over a Unix socket\n");
     }

@@ -23,10 +23,8 @@ int wh_fail_command(const wh_command *command, int code, const char *format, ...
     va_start(arguments, format);
     int length = vasprintf(&text, format, arguments);
     va_end(arguments);
-    fprintf(stderr, "wherry%s%s: ", command ? " " : "", command ? command->name : "");
-    /* Escape the message, because it may contain text from a peer. */
-    wh_print_escaped(stderr, length < 0 ? "out of memory for an error message" : text);
-    fputc('\n', stderr);
+    wh_print_text(stderr, "wherry%s%s: %s", command ? " " : "", command ? command->name : "",
+                  length < 0 ? "out of memory for an error message" : text);
     free(length < 0 ? NULL : text);
     return code;
 }
@@ -107,9 +105,7 @@ static bool is_quiet;
 
 void wh_print_wait(const char *who) {
     if (!is_quiet) {
-        fputs("wherry: waiting for ", stderr);
-        wh_print_escaped(stderr, who);
-        fputc('\n', stderr);
+        wh_print_text(stderr, "wherry: waiting for %s", who);
     }
 }
 
@@ -166,13 +162,14 @@ static void print_help(FILE *out) {
                  "Move training checkpoints between processes and machines.\n\n"
                  "Commands:\n");
     for (size_t i = 0; commands[i]; i++) {
-        fprintf(out, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
+        int indent = fprintf(out, "  %-10s ", commands[i]->name);
+        wh_print_wrapped(out, commands[i]->summary, indent, WH_WIDTH_ANY);
     }
     fprintf(out, "\nOptions:\n"
                  "  -h, --help     print this help and exit\n"
-                 "  -V, --version  print the version and exit\n\n"
-                 "`wherry COMMAND --help` explains a command, with examples.\n"
-                 "WHERRY_LOG=off|error|warn|info|debug sets how much the library logs to standard error.\n");
+                 "  -V, --version  print the version and exit\n\n");
+    wh_print_text(out, "`wherry COMMAND --help` explains a command, with examples.");
+    wh_print_text(out, "WHERRY_LOG=off|error|warn|info|debug sets how much the library logs to standard error.");
     wh_print_exit_codes(out);
 }
 

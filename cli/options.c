@@ -122,23 +122,22 @@ static bool set_option(const wh_command *command, const wh_option *option, const
 
 /* ---- --help ---- */
 
-static void print_paragraphs(const char *text) {
-    while (*text) {
-        size_t length = strcspn(text, "\n");
-        char *paragraph = strndup(text, length);
-        if (paragraph) {
-            wh_print_wrapped(stdout, paragraph, 0, WIDTH);
-        }
-        free(paragraph);
+/** Prints each line of text after its first `indent` columns, with `after` behind it. */
+static void print_lines(const char *text, int indent, int width, const char *after) {
+    for (size_t length; *text; text += strspn(text, "\n")) {
+        length = strcspn(text, "\n");
+        char *line = wh_need(strndup(text, length));
+        printf("%*s", indent, "");
+        wh_print_wrapped(stdout, line, indent, width);
+        printf("%s", after);
+        free(line);
         text += length;
-        text += strspn(text, "\n");
-        printf("\n");
     }
 }
 
 void wh_print_exit_codes(FILE *out) {
     fprintf(out, "\nExit codes:\n");
-#define WH_X(name, code, text) fprintf(out, "  %3d  %s\n", code, text);
+#define WH_X(name, code, text) wh_print_wrapped(out, text, fprintf(out, "  %3d  ", code), WH_WIDTH_ANY);
     WH_EXIT_LIST(WH_X)
 #undef WH_X
     fprintf(out, "  128 + N: ended by signal N\n");
@@ -147,7 +146,7 @@ void wh_print_exit_codes(FILE *out) {
 static void print_help(const wh_command *command) {
     const wh_option *option;
     printf("Usage: wherry %s [OPTION...]%s%s\n\n", command->name, *command->operands ? " " : "", command->operands);
-    print_paragraphs(command->text);
+    print_lines(command->text, 0, WIDTH, "\n");
     printf("Options:\n");
     for (size_t i = 0; (option = option_at(command, i)); i++) {
         const char letter[] = {'-', option->letter, ',', ' ', '\0'};
@@ -162,9 +161,7 @@ static void print_help(const wh_command *command) {
     }
     if (command->examples) {
         printf("\nExamples:\n");
-        for (const char *at = command->examples; *at; at += strcspn(at, "\n"), at += *at != '\0') {
-            printf("  %.*s\n", (int)strcspn(at, "\n"), at);
-        }
+        print_lines(command->examples, 2, WH_WIDTH_ANY, "");
     }
     wh_print_exit_codes(stdout);
 }

@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -83,17 +84,18 @@ static bool is_control(const char *text, size_t bytes) {
     return bytes == 0 || first < 0x20 || first == 0x7F || (first == 0xC2 && (unsigned char)text[1] < 0xA0);
 }
 
-void wh_print_escaped(FILE *out, const char *text) {
-    for (const char *shown = text; *shown; shown = text) {
-        size_t bytes;
-        while (!is_control(text, bytes = character_bytes(text))) {
-            text += bytes;
-        }
-        fwrite(shown, 1, (size_t)(text - shown), out);
-        for (bytes = *text && !bytes ? 1 : bytes; bytes > 0; bytes--) {
-            fprintf(out, "\\x%02x", (unsigned char)*text++);
+static void print_escaped(FILE *out, const char *text, size_t size) {
+    for (const char *end = text + size; text < end;) {
+        size_t bytes = character_bytes(text);
+        bool plain = !is_control(text, bytes);
+        for (bytes = bytes ? bytes : 1; bytes > 0; bytes--) {
+            fprintf(out, plain ? "%c" : "\\x%02x", (unsigned char)*text++);
         }
     }
+}
+
+void wh_print_escaped(FILE *out, const char *text) {
+    print_escaped(out, text, strlen(text));
 }
 
 void wh_print_line(const char *column, const char *text) {
@@ -113,27 +115,51 @@ static int columns_of(FILE *stream, int otherwise) {
     return ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col ? (int)size.ws_col : otherwise;
 }
 
-void wh_print_wrapped(FILE *out, const char *text, int indent, int width) {
-    int column = indent;
-    int columns = columns_of(out, width);
-    bool first = true;
-    width = columns < width && columns > indent ? columns : width;
-    while (*text) {
-        int length = (int)strcspn(text, " ");
-        if (!first && column + 1 + length > width) {
-            fprintf(out, "\n%*s", indent, "");
-            column = indent;
-        } else if (!first) {
-            fputc(' ', out);
-            column++;
-        }
-        fprintf(out, "%.*s", length, text);
-        column += length;
-        first = false;
-        text += length;
-        text += *text == ' ';
+/** The columns that a terminal needs for UTF-8 text. */
+static int columns_for(const char *text, size_t size) {
+    int columns = 0;
+    for (size_t i = 0; i < size; i++) {
+        columns += ((unsigned char)text[i] & 0xC0) != 0x80;
     }
-    fputc('\n', out);
+    return columns;
+}
+
+void wh_print_wrapped(FILE *out, const char *text, int indent, int width) {
+    int terminal = columns_of(out, width);
+    char *lines = NULL;
+    size_t size = 0;
+    /* One write for all, since other processes may print to the same terminal. */
+    FILE *memory = open_memstream(&lines, &size);
+    FILE *to = memory ? memory : out;
+    width = terminal < width && terminal > indent ? terminal : width;
+    for (int column = indent, first = 1; *text; first = 0) {
+        size_t length = strcspn(text, " ");
+        int needed = columns_for(text, length);
+        bool next = !first && column + 1 + needed > width;
+        if (next) {
+            fprintf(to, "\n%*s", indent, "");
+        } else if (!first) {
+            fputc(' ', to);
+        }
+        column = (next ? indent : column + !first) + needed;
+        print_escaped(to, text, length);
+        text += length + (text[length] == ' ');
+    }
+    fputc('\n', to);
+    if (memory && fclose(memory) == 0) {
+        fwrite(lines, 1, size, out);
+    }
+    free(lines);
+}
+
+void wh_print_text(FILE *out, const char *format, ...) {
+    va_list arguments;
+    char *text = NULL;
+    va_start(arguments, format);
+    int length = vasprintf(&text, format, arguments);
+    va_end(arguments);
+    wh_print_wrapped(out, length < 0 ? "out of memory for a message" : text, 0, WH_WIDTH_ANY);
+    free(length < 0 ? NULL : text);
 }
 
 /* ---- JSON ---- */

@@ -41,10 +41,13 @@ void wh_print_line(const char *column, const char *text);
 enum { WH_WIDTH_ANY = 1 << 20 };
 
 /**
- * Prints text and a newline, wrapped between the columns `indent` and `width`, or the width of the
- * terminal if that is less. The cursor must already be at column `indent`.
+ * Prints text and a newline, escaped, and wrapped between the columns `indent` and `width`, or the
+ * width of the terminal if that is less. The cursor must already be at column `indent`.
  */
 void wh_print_wrapped(FILE *out, const char *text, int indent, int width);
+
+/** Prints a line, escaped, and wrapped on a terminal. A newline must not be in the format. */
+__attribute__((format(printf, 2, 3))) void wh_print_text(FILE *out, const char *format, ...);
 
 /* ---- JSON ---- */
 

@@ -137,7 +137,6 @@ static void answer_wait(void *context) {
 
 static void log_request(const request *r, wherry_status status, const wherry_outcome *outcome,
                         const wherry_error *error) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     const wherry_stats *stats = &outcome->stats;
     char size[WH_SIZE_TEXT_MAX];
     char speed[WH_SPEED_TEXT_MAX];
@@ -157,23 +156,18 @@ static void log_request(const request *r, wherry_status status, const wherry_out
     const char *why = status == WHERRY_PEER_LOST ? "it ended, or the connection to it broke"
                       : status == WHERRY_ABORTED ? "it gave up; its own output says why"
                                                  : error->message;
-    pthread_mutex_lock(&lock);
     if (status == WHERRY_OK && outcome->not_needed) {
-        fprintf(stderr, "client %d got everything from other servers\n", number);
+        wh_print_text(stderr, "client %d got everything from other servers", number);
     } else if (status == WHERRY_OK && !moved) {
-        fprintf(stderr, "client %d had everything already\n", number);
+        wh_print_text(stderr, "client %d had everything already", number);
     } else if (status == WHERRY_OK) {
-        fprintf(stderr, "client %d fetched %s%s%s%s%s\n", number, wh_size_text(stats->bytes_moved, size), exact,
-                wh_speed_text(stats->bytes_moved, stats->data_seconds, speed), *stats->lane ? " over " : "",
-                stats->lane);
+        wh_print_text(stderr, "client %d fetched %s%s%s%s%s", number, wh_size_text(moved, size), exact,
+                      wh_speed_text(moved, stats->data_seconds, speed), *stats->lane ? " over " : "", stats->lane);
     } else if (refusal) {
-        fprintf(stderr, "client %d did not take the files; its own output says why\n", number);
+        wh_print_text(stderr, "client %d did not take the files; its own output says why", number);
     } else {
-        fprintf(stderr, "client %d failed after %s%s: ", number, wh_size_text(stats->bytes_moved, size), exact);
-        wh_print_escaped(stderr, why);
-        fputc('\n', stderr);
+        wh_print_text(stderr, "client %d failed after %s%s: %s", number, wh_size_text(moved, size), exact, why);
     }
-    pthread_mutex_unlock(&lock);
 }
 
 static wherry_status check_files(void *context, wherry_error *error) {
@@ -420,11 +414,11 @@ static wherry_status print_address(const server *s, wherry_error *error) {
                s->wrote_token ? s->options->token_file : s->token);
     }
     if (!s->options->common.quiet) {
-        fprintf(stderr, "serving %zu file%s, %s, %llu tensor%s; %s\n", s->files.files, s->files.files == 1 ? "" : "s",
-                wh_size_text(s->files.file_bytes, size), (unsigned long long)s->files.tensors,
-                s->files.tensors == 1 ? "" : "s",
-                local ? "only this machine can connect (use --listen for other machines)"
-                      : "other machines can connect; everything is encrypted");
+        wh_print_text(stderr, "serving %zu file%s, %s, %llu tensor%s; %s", s->files.files,
+                      s->files.files == 1 ? "" : "s", wh_size_text(s->files.file_bytes, size),
+                      (unsigned long long)s->files.tensors, s->files.tensors == 1 ? "" : "s",
+                      local ? "only this machine can connect (use --listen for other machines)"
+                            : "other machines can connect; everything is encrypted");
     }
     return fflush(stdout) == 0 ? WHERRY_OK : wh_fail_error(error, WHERRY_SYSTEM, "cannot write the output");
 }
