@@ -31,27 +31,10 @@ typedef struct wh_demo_options {
     int on_host; /**< Number of ranks on this host. */
 } wh_demo_options;
 
-/* ---- the model: demo_model.c ---- */
-
-typedef struct wh_demo_model wh_demo_model;
-
 /** A digest of a model. It depends on every byte and its position. */
 typedef struct wh_demo_digest {
     uint64_t words[4];
 } wh_demo_digest;
-
-/** Creates a model with optimizer state: `size` bytes or slightly less, equal on every rank. */
-wherry_status wh_demo_model_create(uint64_t size, wh_demo_model **model_p, wherry_error *error);
-
-/** Destroys a model. model may be NULL. */
-void wh_demo_model_destroy(wh_demo_model *model);
-
-/** Creates a state dict with the step and views of the model's memory. The caller destroys it. */
-wherry_status wh_demo_model_state(const wh_demo_model *model, int64_t step, wherry_value **state_p,
-                                  wherry_error *error);
-
-/** Trains a step from 1 on, which rewrites the whole model; nothing if 0. @return the digest. */
-wh_demo_digest wh_demo_model_train(wh_demo_model *model, int64_t step);
 
 /* ---- messages ---- */
 
@@ -125,10 +108,5 @@ int wh_demo_run_rank(const wh_demo_options *options, int rank, bool rejoin, cons
 
 /** Runs a rank that a launcher has started. Rank 0 prints the output. @return the exit code. */
 int wh_demo_run_launched(const wh_demo_options *options);
-
-/* ---- the conductor: demo_conductor.c ---- */
-
-/** Starts, kills and replaces ranks. @return the exit code. */
-int wh_demo_conduct(const wh_demo_options *options);
 
 #endif

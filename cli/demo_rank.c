@@ -11,6 +11,7 @@
 
 #include <wherry/checkpoint.h>
 #include <wherry/group.h>
+#include <wherry/tensor.h>
 
 #include "demo.h"
 
@@ -18,7 +19,187 @@ enum {
     TIMEOUT_MS = 60000, /**< Time limit for each wait of a rank. */
     QUIT_SECONDS = 10,  /**< Time limit for leaving the group. */
     TAG_REPORT = 1,
+    LAYERS = 8,
+    PARTS = 5,
+    PARAMETERS = 1 + LAYERS * PARTS,
+    KINDS = 3,
+    PARAMETER_BYTES = 2 + 4 + 4,
 };
+
+/* ---- the model ---- */
+
+/** The tensors of each parameter: the weight and Adam's two moments. */
+static const struct kind {
+    const char *name;
+    wherry_dtype dtype;
+} kinds[KINDS] = {{"model", WHERRY_BF16}, {"exp_avg", WHERRY_F32}, {"exp_avg_sq", WHERRY_F32}};
+
+static const char *const part_names[PARTS] = {"attention.qkv", "attention.out", "mlp.up", "mlp.down", "norm"};
+
+typedef struct parameter {
+    char name[40];
+    uint32_t ndim;
+    int64_t shape[2];
+    wherry_storage *storages[KINDS];
+} parameter;
+
+typedef struct demo_model {
+    /** The embedding comes first, then PARTS parameters per layer. */
+    parameter parameters[PARAMETERS];
+} demo_model;
+
+/** Two words in a 128-bit register, which are processed together. */
+typedef uint64_t word_pair __attribute__((vector_size(16)));
+
+/**
+ * Chooses the shapes of a transformer. The embedding gets the parameters that are left. The size of
+ * every storage is a multiple of sizeof(word_pair).
+ */
+static void choose_shapes(demo_model *model, uint64_t size) {
+    int64_t left = (int64_t)(size / PARAMETER_BYTES);
+    int64_t width = 16;
+    while (104 * (width + 16) * (width + 16) <= left) {
+        /* 8 layers with 12 * width^2 parameters each, and about 8 * width^2 for the embedding */
+        width += 16;
+    }
+    const int64_t shapes[PARTS][2] = {
+        {3 * width, width}, {width, width}, {4 * width, width}, {width, 4 * width}, {width, 1}};
+    for (int i = 1; i < PARAMETERS; i++) {
+        parameter *p = model->parameters + i;
+        int part = (i - 1) % PARTS;
+        snprintf(p->name, sizeof(p->name), "layers.%d.%s", (i - 1) / PARTS, part_names[part]);
+        p->ndim = part == PARTS - 1 ? 1 : 2;
+        memcpy(p->shape, shapes[part], sizeof(p->shape));
+        left -= p->shape[0] * p->shape[1];
+    }
+    model->parameters[0] = (parameter){.name = "embedding", .ndim = 2, .shape = {left / width, width}};
+}
+
+static uint64_t mix(uint64_t number) {
+    number = (number ^ (number >> 31)) * UINT64_C(0x9e3779b97f4a7c15);
+    return number ^ (number >> 29);
+}
+
+/** Fills a storage with numbers that look random. */
+static void fill(wherry_storage *storage, uint64_t seed) {
+    uint64_t *words = wherry_storage_data(storage);
+    uint64_t count = wherry_storage_nbytes(storage) / sizeof(*words);
+    for (uint64_t i = 0; i < count; i++) {
+        words[i] = (i + seed) * UINT64_C(0x9e3779b97f4a7c15);
+    }
+}
+
+static void model_destroy(demo_model *model) {
+    for (int i = 0; model && i < PARAMETERS * KINDS; i++) {
+        wherry_storage_unref(model->parameters[i / KINDS].storages[i % KINDS]);
+    }
+    free(model);
+}
+
+/** Creates a model with optimizer state: `size` bytes or slightly less, equal on every rank. */
+static wherry_status model_create(uint64_t size, demo_model **model_p, wherry_error *error) {
+    demo_model *model = wh_need(calloc(1, sizeof(*model)));
+    choose_shapes(model, size);
+    for (int i = 0; i < PARAMETERS * KINDS; i++) {
+        parameter *p = model->parameters + i / KINDS;
+        wherry_storage **storage = p->storages + i % KINDS;
+        uint64_t nbytes = (uint64_t)(p->shape[0] * p->shape[1]) * wherry_dtype_describe(kinds[i % KINDS].dtype)->bytes;
+        wherry_status status = wherry_storage_allocate(nbytes, wherry_device_cpu(), storage, error);
+        if (status != WHERRY_OK) {
+            model_destroy(model);
+            return status;
+        }
+        fill(*storage, mix((uint64_t)i + 1));
+    }
+    *model_p = model;
+    return WHERRY_OK;
+}
+
+/** Adds an item to a dict. Destroys the item on failure, or if an earlier call has failed. */
+static void add(wherry_status *status, wherry_value *dict, const char *name, wherry_value *item, wherry_error *error) {
+    WH_THEN(*status, wherry_dict_put(dict, name, item, error));
+    if (*status != WHERRY_OK) {
+        wherry_value_destroy(item);
+    }
+}
+
+static void add_tensor(wherry_status *status, wherry_value *dict, const char *name, const parameter *p, int kind,
+                       wherry_error *error) {
+    wherry_tensor tensor = {.storage = p->storages[kind],
+                            .dtype = kinds[kind].dtype,
+                            .flags = kind == 0 ? WHERRY_TENSOR_REQUIRES_GRAD : 0,
+                            .ndim = p->ndim,
+                            .shape = p->shape};
+    wherry_value *item = NULL;
+    WH_THEN(*status, wherry_tensor_create(&tensor, &item, error));
+    add(status, dict, name, item, error);
+}
+
+/** Creates a state dict with the step and views of the model's memory. The caller destroys it. */
+static wherry_status model_state(const demo_model *model, int64_t step, wherry_value **state_p,
+                                  wherry_error *error) {
+    wherry_value *state = NULL;
+    wherry_value *number = NULL;
+    wherry_status status = wherry_dict_create(&state, error);
+    WH_THEN(status, wherry_int_create(step, &number, error));
+    add(&status, state, "step", number, error);
+    for (int kind = 0; kind < KINDS && status == WHERRY_OK; kind++) {
+        wherry_value *dict = NULL;
+        status = wherry_dict_create(&dict, error);
+        add(&status, state, kinds[kind].name, dict, error);
+        for (int i = 0; i < PARAMETERS && status == WHERRY_OK; i++) {
+            add_tensor(&status, dict, model->parameters[i].name, model->parameters + i, kind, error);
+        }
+        if (kind == 0 && status == WHERRY_OK) {
+            /* The head is tied to the embedding. */
+            add_tensor(&status, dict, "head", model->parameters, 0, error);
+        }
+    }
+    if (status != WHERRY_OK) {
+        wherry_value_destroy(state);
+        return status;
+    }
+    *state_p = state;
+    return WHERRY_OK;
+}
+
+/**
+ * Adds a storage to the digest. If `train` is true, first applies a training step to the storage.
+ * The digest consists of the sum of all words and the sum of the running sums, so it changes if a
+ * word changes or if two words are swapped. A training step is a bijection: two states that differ
+ * before it differ after it.
+ */
+static void digest_storage(const wherry_storage *storage, bool train, uint64_t key, wh_demo_digest *digest) {
+    char *bytes = wherry_storage_data(storage);
+    uint64_t count = wherry_storage_nbytes(storage) / sizeof(word_pair);
+    word_pair sum = {digest->words[0], digest->words[1]};
+    word_pair sums = {digest->words[2], digest->words[3]};
+    word_pair keys = {key, mix(key)};
+    for (uint64_t i = 0; i < count; i++) {
+        word_pair pair;
+        memcpy(&pair, bytes + i * sizeof(pair), sizeof(pair));
+        if (train) {
+            pair += keys;
+            pair ^= pair >> 27;
+            memcpy(bytes + i * sizeof(pair), &pair, sizeof(pair));
+        }
+        sum += pair;
+        sums += sum;
+    }
+    *digest = (wh_demo_digest){{sum[0], sum[1], sums[0], sums[1]}};
+}
+
+/** Trains a step from 1 on, which rewrites the whole model; nothing if 0. @return the digest. */
+static wh_demo_digest model_train(demo_model *model, int64_t step) {
+    wh_demo_digest digest = {{0}};
+    for (int i = 0; i < PARAMETERS * KINDS; i++) {
+        uint64_t key = mix((uint64_t)step * PARAMETERS * KINDS + (uint64_t)i);
+        digest_storage(model->parameters[i / KINDS].storages[i % KINDS], step > 0, key, &digest);
+    }
+    return digest;
+}
+
+/* ---- both modes ---- */
 
 typedef struct demo_rank {
     const wh_demo_options *options;
@@ -26,19 +207,17 @@ typedef struct demo_rank {
     int64_t step;
     int64_t limit;   /**< The last step that this rank may train. */
     int32_t lend_to; /**< The rank that needs the state of step `limit`; -1 if there is none. */
-    wh_demo_model *model;
+    demo_model *model;
     wherry_group *group;
     wherry_transport *transport;
     wherry_error error;
 } demo_rank;
 
-/* ---- both modes ---- */
-
 static wherry_status join(demo_rank *r, const char *address) {
     wherry_group_options options;
     wherry_group_options_init(&options);
     options.timeout_ms = TIMEOUT_MS;
-    wherry_status status = wh_demo_model_create(r->options->size, &r->model, &r->error);
+    wherry_status status = model_create(r->options->size, &r->model, &r->error);
     WH_THEN(status, wherry_group_join(address, &options, &r->group, &r->error));
     WH_THEN(status, wherry_transport_create(r->group, NULL, &r->transport, &r->error));
     return status;
@@ -47,7 +226,7 @@ static wherry_status join(demo_rank *r, const char *address) {
 static void leave(demo_rank *r) {
     wherry_transport_destroy(r->transport);
     wherry_group_leave(r->group);
-    wh_demo_model_destroy(r->model);
+    model_destroy(r->model);
 }
 
 static void init_transfer(const demo_rank *r, wherry_transfer_options *options) {
@@ -62,7 +241,7 @@ static wherry_status lend(demo_rank *r, int32_t peer) {
     wherry_value *state = NULL;
     init_transfer(r, &options);
     options.step = r->step;
-    wherry_status status = wh_demo_model_state(r->model, r->step, &state, &r->error);
+    wherry_status status = model_state(r->model, r->step, &state, &r->error);
     WH_THEN(status, wherry_checkpoint_send(r->transport, &peer, 1, state, &options, NULL, &r->error));
     wherry_value_destroy(state);
     return status;
@@ -104,7 +283,7 @@ static wherry_status heal(demo_rank *r, uint64_t sources, int64_t step, wh_demo_
     for (uint64_t left = sources; left; left &= left - 1) {
         ranks[count++] = __builtin_ctzll(left);
     }
-    wherry_status status = wh_demo_model_state(r->model, 0, &target, &r->error);
+    wherry_status status = model_state(r->model, 0, &target, &r->error);
     init_transfer(r, &options);
     options.step = step;
     options.progress = r->control < 0 ? NULL : on_progress;
@@ -123,7 +302,7 @@ static wherry_status heal(demo_rank *r, uint64_t sources, int64_t step, wh_demo_
                                        .delay = stats.total_seconds,
                                        .checked = stats.checked,
                                        .ranks = sources,
-                                       .digest = wh_demo_model_train(r->model, 0)};
+                                       .digest = model_train(r->model, 0)};
         snprintf(message_p->text, sizeof(message_p->text), "%s", stats.lane);
         for (uint32_t i = 0; i < stats.source_count; i++) {
             const wherry_source_stats *one = stats.sources + i;
@@ -162,7 +341,7 @@ static wherry_status train(demo_rank *r) {
             }
             status = obey(r, &order);
         } else if (r->step < r->limit) {
-            wh_demo_digest digest = wh_demo_model_train(r->model, ++r->step);
+            wh_demo_digest digest = model_train(r->model, ++r->step);
             tell(r, &(wh_demo_message){.kind = WH_DEMO_STEPPED, .step = r->step, .digest = digest});
         } else if (r->lend_to >= 0) {
             status = lend(r, r->lend_to);
@@ -182,7 +361,7 @@ int wh_demo_run_rank(const wh_demo_options *options, int rank, bool rejoin, cons
     wherry_status status = join(&r, full);
     if (status == WHERRY_OK) {
         wh_demo_kind kind = rejoin ? WH_DEMO_READY : WH_DEMO_STEPPED;
-        tell(&r, &(wh_demo_message){.kind = kind, .digest = wh_demo_model_train(r.model, 0)});
+        tell(&r, &(wh_demo_message){.kind = kind, .digest = model_train(r.model, 0)});
         status = train(&r);
     }
     if (status != WHERRY_OK) {
@@ -239,10 +418,10 @@ static wherry_status train_in_step(demo_rank *r, wh_demo_digest *digest_p, wh_ti
         uint64_t others = loser < 0 ? 0 : UINT64_MAX >> (64 - options->ranks) & ~(UINT64_C(1) << loser);
         uint64_t sources = wh_demo_sources(others);
         if (loser == options->rank) {
-            wh_demo_model_destroy(r->model);
+            model_destroy(r->model);
             r->model = NULL;
             /* The model is the same as at step 0. */
-            status = wh_demo_model_create(options->size, &r->model, &r->error);
+            status = model_create(options->size, &r->model, &r->error);
             WH_THEN(status, heal(r, sources, r->step, &report));
         } else if (sources >> options->rank & 1) {
             status = lend(r, loser);
@@ -250,7 +429,7 @@ static wherry_status train_in_step(demo_rank *r, wh_demo_digest *digest_p, wh_ti
         if (status != WHERRY_OK) {
             return status;
         }
-        report.digest = *digest_p = wh_demo_model_train(r->model, ++r->step);
+        report.digest = *digest_p = model_train(r->model, ++r->step);
         status = wherry_group_send(r->group, 0, TAG_REPORT, &report, sizeof(report), TIMEOUT_MS, &r->error);
         if (status == WHERRY_OK && options->rank == 0) {
             status = compare_reports(r, digest_p, timeline);

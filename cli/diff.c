@@ -53,12 +53,8 @@ static void report(comparison *c, char mark, const char *name, const char *one, 
         wh_json_open(c->json, NULL, '{');
         wh_json_text(c->json, "name", name);
         wh_json_text(c->json, "change", mark == '-' ? "removed" : mark == '+' ? "added" : "changed");
-        if (one) {
-            wh_json_text(c->json, "left", one);
-        }
-        if (other) {
-            wh_json_text(c->json, "right", other);
-        }
+        wh_json_text(c->json, "left", one);
+        wh_json_text(c->json, "right", other);
         wh_json_close(c->json, '}');
     } else if (!c->options->common.quiet) {
         wh_print_text(stdout, "%c %s: %s%s%s", mark, name, one ? one : "", one && other ? " -> " : "",
@@ -176,15 +172,11 @@ static int run(void *context, const wh_operands *operands) {
         WH_THEN(status, wh_leaves_list(leaves + i, wherry_file_state(files[i]), &error));
     }
     if (status == WHERRY_OK) {
-        if (c.json) {
-            wh_json_begin(c.json);
-            wh_json_open(c.json, "differences", '[');
-        }
+        wh_json_begin(c.json);
+        wh_json_open(c.json, "differences", '[');
         status = compare_all(&c, leaves, leaves + 1, &error);
-        if (c.json) {
-            wh_json_close(c.json, ']');
-            wh_json_close(c.json, '}');
-        }
+        wh_json_close(c.json, ']');
+        wh_json_close(c.json, '}');
     }
     for (int i = 0; i < 2; i++) {
         wh_leaves_free(leaves + i);

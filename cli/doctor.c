@@ -596,9 +596,8 @@ static void print_json(const char *lane) {
         wh_json_close(&json, '}');
     }
     wh_json_close(&json, ']');
-    if (*lane) {
-        wh_json_text(&json, "lane", lane);
-    } else {
+    wh_json_text(&json, "lane", *lane ? lane : NULL);
+    if (!*lane) {
         wh_json_null(&json, "lane");
     }
     wh_json_close(&json, '}');

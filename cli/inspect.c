@@ -282,22 +282,17 @@ static wherry_status print_digests(const char *path, const wherry_value *state, 
     char hex[WH_HEX_MAX] = "";
     FILE *all = wh_need(open_memstream(&text, &size));
     wherry_status status = wh_leaves_list(&leaves, state, error);
-    if (json) {
-        wh_json_begin(json);
-        wh_json_text(json, "name", path);
-        wh_json_open(json, "tensors", '{');
-    }
+    wh_json_text(json, "name", path);
+    wh_json_open(json, "tensors", '{');
     wh_leaves_sort(&leaves);
     for (size_t i = 0; i < leaves.count; i++) {
         WH_THEN(status, digest_leaf(leaves.items + i, quiet, json, all, error));
     }
     fclose(all);
     WH_THEN(status, wh_digest_bytes(wh_need(text), size, hex, error));
-    if (json) {
-        wh_json_close(json, '}');
-        wh_json_text(json, "digest", hex);
-        wh_json_close(json, '}');
-    } else if (status == WHERRY_OK) {
+    wh_json_close(json, '}');
+    wh_json_text(json, "digest", hex);
+    if (!json && status == WHERRY_OK) {
         wh_print_line(hex, path);
     }
     free(text);
@@ -316,17 +311,10 @@ static wherry_status inspect_file(const char *path, const inspect_options *optio
         return status;
     }
     wherry_file_summarize(file, &summary);
-    if (options->digest) {
-        status = print_digests(path, wherry_file_state(file), options->common.quiet, json, error);
-    } else {
-        if (json) {
-            wh_json_begin(json);
-        }
-        status = print_state(path, &summary, wherry_file_state(file), json, error);
-        if (json) {
-            wh_json_close(json, '}');
-        }
-    }
+    wh_json_begin(json);
+    status = options->digest ? print_digests(path, wherry_file_state(file), options->common.quiet, json, error)
+                             : print_state(path, &summary, wherry_file_state(file), json, error);
+    wh_json_close(json, '}');
     wherry_file_close(file);
     return status;
 }
@@ -364,24 +352,16 @@ static wherry_status inspect_server(const char *address, const inspect_options *
     if (status == WHERRY_OK && !states) {
         status = wh_fail_error(error, WHERRY_MALFORMED, "%s does not serve checkpoint files", address);
     }
-    if (states && json) {
+    if (status == WHERRY_OK) {
         wh_json_begin(json);
         print_server(&link, options, json);
         wh_json_open(json, "files", '[');
-    } else if (states) {
-        print_server(&link, options, NULL);
-    }
-    for (size_t i = 0; status == WHERRY_OK && i < wherry_dict_count(states); i++) {
-        const char *name = wh_file_set_name(states, i);
-        if (json) {
+        for (size_t i = 0; status == WHERRY_OK && i < wherry_dict_count(states); i++) {
+            const char *name = wh_file_set_name(states, i);
             wh_json_open(json, NULL, '{');
-        }
-        status = print_state(name ? name : "?", NULL, wherry_dict_at(states, i), json, error);
-        if (json) {
+            status = print_state(name ? name : "?", NULL, wherry_dict_at(states, i), json, error);
             wh_json_close(json, '}');
         }
-    }
-    if (states && json) {
         wh_json_close(json, ']');
         wh_json_close(json, '}');
     }

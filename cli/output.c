@@ -183,8 +183,14 @@ static void quote(FILE *out, const char *text) {
     fputc('"', out);
 }
 
-/** Writes the separator and the key that come before a value. */
-static void begin_value(wh_json *json, const char *key) {
+/**
+ * Writes a value with the separator and the key that come before it. `plain` needs no quotes; if it
+ * is NULL, `text` is a string.
+ */
+static void write_value(wh_json *json, const char *key, const char *plain, const char *text) {
+    if (!json) {
+        return;
+    }
     if (json->depth) {
         fprintf(json->out, "%s\n%*s", json->filled[json->depth] ? "," : "", 2 * json->depth, "");
         json->filled[json->depth] = true;
@@ -193,75 +199,64 @@ static void begin_value(wh_json *json, const char *key) {
         quote(json->out, key);
         fputs(": ", json->out);
     }
-}
-
-static void end_value(wh_json *json) {
-    if (!json->depth) {
-        fputc('\n', json->out);
+    if (plain) {
+        fputs(plain, json->out);
+    } else {
+        quote(json->out, text);
     }
 }
 
 void wh_json_open(wh_json *json, const char *key, char bracket) {
-    begin_value(json, key);
-    fputc(bracket, json->out);
-    json->depth += json->depth + 1 < WH_JSON_DEPTH_MAX;
-    json->filled[json->depth] = false;
+    write_value(json, key, bracket == '{' ? "{" : "[", NULL);
+    if (json) {
+        json->depth += json->depth + 1 < WH_JSON_DEPTH_MAX;
+        json->filled[json->depth] = false;
+    }
 }
 
 void wh_json_begin(wh_json *json) {
     wh_json_open(json, NULL, '{');
-    wh_json_count(json, "schema", JSON_SCHEMA);
+    wh_json_number(json, "schema", JSON_SCHEMA);
 }
 
 void wh_json_close(wh_json *json, char bracket) {
-    bool filled = json->filled[json->depth];
-    json->depth--;
-    if (filled) {
-        fprintf(json->out, "\n%*s", 2 * json->depth, "");
+    if (json) {
+        bool filled = json->filled[json->depth--];
+        fprintf(json->out, filled ? "\n%*s%c" : "%*s%c", filled ? 2 * json->depth : 0, "", bracket);
+        fputs(json->depth ? "" : "\n", json->out);
     }
-    fputc(bracket, json->out);
-    end_value(json);
 }
 
 void wh_json_text(wh_json *json, const char *key, const char *text) {
-    begin_value(json, key);
-    quote(json->out, text);
-    end_value(json);
-}
-
-/** Writes a value that needs no quotes. */
-static void write_plain(wh_json *json, const char *key, const char *text) {
-    begin_value(json, key);
-    fputs(text, json->out);
-    end_value(json);
+    if (text) {
+        write_value(json, key, NULL, text);
+    }
 }
 
 void wh_json_number(wh_json *json, const char *key, int64_t number) {
     char text[32];
     snprintf(text, sizeof(text), "%" PRId64, number);
-    write_plain(json, key, text);
+    write_value(json, key, text, NULL);
 }
 
 void wh_json_count(wh_json *json, const char *key, uint64_t number) {
     char text[32];
     snprintf(text, sizeof(text), "%" PRIu64, number);
-    write_plain(json, key, text);
+    write_value(json, key, text, NULL);
 }
 
 void wh_json_real(wh_json *json, const char *key, double number) {
-    char text[64] = "null";
-    if (isfinite(number)) {
-        snprintf(text, sizeof(text), "%.17g", number);
-    }
-    write_plain(json, key, text);
+    char text[64];
+    snprintf(text, sizeof(text), "%.17g", number);
+    write_value(json, key, isfinite(number) ? text : "null", NULL);
 }
 
 void wh_json_flag(wh_json *json, const char *key, bool flag) {
-    write_plain(json, key, flag ? "true" : "false");
+    write_value(json, key, flag ? "true" : "false", NULL);
 }
 
 void wh_json_null(wh_json *json, const char *key) {
-    write_plain(json, key, "null");
+    write_value(json, key, "null", NULL);
 }
 
 /* ---- progress ---- */

@@ -51,7 +51,10 @@ __attribute__((format(printf, 2, 3))) void wh_print_text(FILE *out, const char *
 
 /* ---- JSON ---- */
 
-/** A JSON writer. Initialize with {.out = ...}. In arrays and at the top level, `key` is NULL. */
+/**
+ * A JSON writer. Initialize with {.out = ...}. In arrays and at the top level, `key` is NULL. If
+ * `json` is NULL, the functions do nothing.
+ */
 typedef struct wh_json {
     FILE *out;
     int depth;
@@ -63,6 +66,7 @@ typedef struct wh_json {
 void wh_json_begin(wh_json *json);
 void wh_json_open(wh_json *json, const char *key, char bracket);
 void wh_json_close(wh_json *json, char bracket);
+/** Writes a string; nothing if text is NULL. */
 void wh_json_text(wh_json *json, const char *key, const char *text);
 void wh_json_number(wh_json *json, const char *key, int64_t number);
 void wh_json_count(wh_json *json, const char *key, uint64_t number);

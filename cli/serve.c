@@ -402,9 +402,7 @@ static wherry_status print_address(const server *s, wherry_error *error) {
         wh_json json = {.out = stdout};
         wh_json_begin(&json);
         wh_json_text(&json, "address", address);
-        if (!s->wrote_token) {
-            wh_json_text(&json, "token", s->token);
-        }
+        wh_json_text(&json, "token", s->wrote_token ? NULL : s->token);
         wh_json_flag(&json, "only_this_machine", local);
         wh_json_count(&json, "files", s->files.files);
         wh_json_count(&json, "bytes", s->files.file_bytes);
