@@ -180,7 +180,8 @@ static void print_notes(const measurement *m) {
     }
     if (above) {
         printf("\n");
-        wh_print_text(stdout, "Limits and lanes are measured one after the other, so a lane can come out above its limit.");
+        wh_print_text(stdout,
+                      "Limits and lanes are measured one after the other, so a lane can come out above its limit.");
     }
     if (m->others >= BUSY) {
         printf("\n");

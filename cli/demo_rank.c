@@ -136,8 +136,7 @@ static void add_tensor(wherry_status *status, wherry_value *dict, const char *na
 }
 
 /** Creates a state dict with the step and views of the model's memory. The caller destroys it. */
-static wherry_status model_state(const demo_model *model, int64_t step, wherry_value **state_p,
-                                  wherry_error *error) {
+static wherry_status model_state(const demo_model *model, int64_t step, wherry_value **state_p, wherry_error *error) {
     wherry_value *state = NULL;
     wherry_value *number = NULL;
     wherry_status status = wherry_dict_create(&state, error);

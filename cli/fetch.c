@@ -256,7 +256,7 @@ static wherry_status open_writers(fetch *f, const wanted_file *wanted, size_t co
         wherry_value_destroy(part);
         return status;
     }
-    return wh_file_set_wrap(f->bytes ? part : NULL, f->bytes ? NULL : part, &f->target, error);
+    return wh_file_set_wrap(f->bytes ? "bytes" : "states", part, &f->target, error);
 }
 
 /** Builds the target for the state that the server offers. */
@@ -592,7 +592,7 @@ static void print_text(const fetch *f) {
     char held[WH_SIZE_TEXT_MAX];
     char speed[WH_SPEED_TEXT_MAX];
     for (size_t i = 0; i < f->count; i++) {
-        wh_print_line(NULL, f->paths[i]);
+        wh_print_text(stdout, "%s", f->paths[i]);
     }
     wh_print_text(stdout, "%s%s%s%s%s%s%s", bytes ? wh_size_text(bytes, size) : "nothing to fetch",
                   wh_speed_text(bytes, stats->data_seconds, speed), *stats->lane ? " over " : "", stats->lane,

@@ -39,34 +39,26 @@ wherry_status wh_dict_give(wherry_value *dict, const char *name, wherry_value *i
     return status;
 }
 
-wherry_status wh_file_set_wrap(wherry_value *bytes, wherry_value *states, wherry_value **state_p, wherry_error *error) {
+wherry_status wh_file_set_wrap(const char *part, wherry_value *files, wherry_value **state_p, wherry_error *error) {
+    const char *other = strcmp(part, "bytes") == 0 ? "states" : "bytes";
     wherry_value *state = NULL;
     wherry_value *version = NULL;
+    wherry_value *none = NULL;
     wherry_status status = wherry_dict_create(&state, error);
     WH_THEN(status, wherry_int_create(LAYOUT_VERSION, &version, error));
     WH_THEN(status, wh_dict_give(state, "cargo", version, error));
-    if (!bytes) {
-        WH_THEN(status, wherry_dict_create(&bytes, error));
+    WH_THEN(status, wherry_dict_create(&none, error));
+    WH_THEN(status, wh_dict_give(state, other, none, error));
+    if (status != WHERRY_OK) {
+        wherry_value_destroy(files);
     }
-    if (!states) {
-        WH_THEN(status, wherry_dict_create(&states, error));
-    }
-    if (status == WHERRY_OK) {
-        status = wh_dict_give(state, "bytes", bytes, error);
-        bytes = NULL;
-    }
-    if (status == WHERRY_OK) {
-        status = wh_dict_give(state, "states", states, error);
-        states = NULL;
-    }
-    wherry_value_destroy(bytes);
-    wherry_value_destroy(states);
+    WH_THEN(status, wh_dict_give(state, part, files, error));
     if (status != WHERRY_OK) {
         wherry_value_destroy(state);
-    } else {
-        *state_p = state;
+        return status;
     }
-    return status;
+    *state_p = state;
+    return WHERRY_OK;
 }
 
 /* ---- opening ---- */
@@ -129,8 +121,8 @@ wherry_status wh_file_set_open(wh_file_set *set, char *const *paths, size_t coun
         wherry_value_destroy(states);
         return status;
     }
-    status = wh_file_set_wrap(bytes, NULL, &set->bytes, error);
-    wherry_status other = wh_file_set_wrap(NULL, states, &set->states, error);
+    status = wh_file_set_wrap("bytes", bytes, &set->bytes, error);
+    wherry_status other = wh_file_set_wrap("states", states, &set->states, error);
     return status != WHERRY_OK ? status : other;
 }
 

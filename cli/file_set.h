@@ -76,8 +76,11 @@ const wherry_value *wh_file_set_part(const wherry_value *state, const char *part
  */
 const char *wh_file_set_name(const wherry_value *part, size_t index);
 
-/** Builds a state with this layout. Always takes ownership of the dicts. NULL is an empty dict. */
-wherry_status wh_file_set_wrap(wherry_value *bytes, wherry_value *states, wherry_value **state_p, wherry_error *error);
+/**
+ * Builds a state with this layout, whose other part is empty. Always takes ownership of the files.
+ * @param part  "bytes" or "states".
+ */
+wherry_status wh_file_set_wrap(const char *part, wherry_value *files, wherry_value **state_p, wherry_error *error);
 
 /** Adds an item to a dict. Takes ownership of the item, even on failure. */
 wherry_status wh_dict_give(wherry_value *dict, const char *name, wherry_value *item, wherry_error *error);

@@ -265,7 +265,7 @@ static wherry_status digest_leaf(const wh_leaf *leaf, bool quiet, wh_json *json,
         if (json) {
             wh_json_text(json, name, hex);
         } else if (!quiet) {
-            wh_print_line(hex, name);
+            wh_print_text(stdout, "%s  %s", hex, name);
         }
         free(name);
     }
@@ -293,7 +293,7 @@ static wherry_status print_digests(const char *path, const wherry_value *state, 
     wh_json_close(json, '}');
     wh_json_text(json, "digest", hex);
     if (!json && status == WHERRY_OK) {
-        wh_print_line(hex, path);
+        wh_print_text(stdout, "%s  %s", hex, path);
     }
     free(text);
     wh_leaves_free(&leaves);

@@ -1,6 +1,7 @@
 /* Parses the options of a command, prints its --help and runs it. */
 #include <errno.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,6 +51,18 @@ static uint64_t suffix_factor(const char *suffix) {
     return UINT64_C(1) << (10 * (letter - letters + 1));
 }
 
+/** Formats a round size in the form that options accept, such as "512M". */
+static const char *short_size(int64_t bytes, char text[WH_SIZE_TEXT_MAX]) {
+    static const char *const units[] = {"", "K", "M", "G", "T"};
+    size_t unit = 0;
+    while (bytes && bytes % 1024 == 0 && unit + 1 < sizeof(units) / sizeof(units[0])) {
+        bytes /= 1024;
+        unit++;
+    }
+    snprintf(text, WH_SIZE_TEXT_MAX, "%" PRId64 "%s", bytes, units[unit]);
+    return text;
+}
+
 static bool set_size(const wh_command *command, const wh_option *option, const char *text, uint64_t *size_p) {
     char *end;
     char least[WH_SIZE_TEXT_MAX];
@@ -59,7 +72,7 @@ static bool set_size(const wh_command *command, const wh_option *option, const c
     uint64_t factor = end == text || errno || text[0] == '-' ? 0 : suffix_factor(end);
     if (!factor || number > (uint64_t)option->most / factor || number * factor < (uint64_t)option->least) {
         wh_fail_command(command, 0, "--%s takes a size from %s to %s, such as 512M or 2G, not '%s'", option->name,
-                        wh_size_short(option->least, least), wh_size_short(option->most, most), text);
+                        short_size(option->least, least), short_size(option->most, most), text);
         return false;
     }
     *size_p = number * factor;

@@ -53,17 +53,6 @@ const char *wh_speed_text(uint64_t bytes, double seconds, char text[WH_SPEED_TEX
     return text;
 }
 
-const char *wh_size_short(int64_t bytes, char text[WH_SIZE_TEXT_MAX]) {
-    static const char *const units[] = {"", "K", "M", "G", "T"};
-    size_t unit = 0;
-    while (bytes && bytes % 1024 == 0 && unit + 1 < sizeof(units) / sizeof(units[0])) {
-        bytes /= 1024;
-        unit++;
-    }
-    snprintf(text, WH_SIZE_TEXT_MAX, "%" PRId64 "%s", bytes, units[unit]);
-    return text;
-}
-
 /** Returns the length in bytes of the first UTF-8 character; 0 if it is not valid or text is "". */
 static size_t character_bytes(const char *text) {
     const unsigned char *at = (const unsigned char *)text;
@@ -96,12 +85,6 @@ static void print_escaped(FILE *out, const char *text, size_t size) {
 
 void wh_print_escaped(FILE *out, const char *text) {
     print_escaped(out, text, strlen(text));
-}
-
-void wh_print_line(const char *column, const char *text) {
-    printf("%s%s", column ? column : "", column ? "  " : "");
-    wh_print_escaped(stdout, text);
-    printf("\n");
 }
 
 bool wh_is_terminal(FILE *stream) {

@@ -25,17 +25,11 @@ const char *wh_rate_text(double rate, char text[WH_SIZE_TEXT_MAX]);
  */
 const char *wh_speed_text(uint64_t bytes, double seconds, char text[WH_SPEED_TEXT_MAX]);
 
-/** Formats a round size in the form that options accept, such as "512M". @return text. */
-const char *wh_size_short(int64_t bytes, char text[WH_SIZE_TEXT_MAX]);
-
 /**
  * Prints untrusted text, such as a name from a file or a message from a peer, so that it cannot
  * control the terminal. Control characters and bytes that are not UTF-8 become \\xNN.
  */
 void wh_print_escaped(FILE *out, const char *text);
-
-/** Prints a line: `column` and two spaces, if column is not NULL, and then `text`, escaped. */
-void wh_print_line(const char *column, const char *text);
 
 /** No limit of wh_print_wrapped. */
 enum { WH_WIDTH_ANY = 1 << 20 };

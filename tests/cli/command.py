@@ -1,8 +1,13 @@
 """Runs the command `wherry` as a user does."""
 
+import contextlib
+import fcntl
 import os
 import pathlib
+import pty
+import struct
 import subprocess
+import termios
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -37,6 +42,27 @@ def wherry(*arguments, timeout=50, cwd=None, text=None, **more):
         input=text,
         stdin=None if text is not None else subprocess.DEVNULL,
     )
+
+
+def on_terminal(columns, *arguments, cwd=None, **more):
+    """Runs the command on a terminal. Returns its exit code and the lines that it printed."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
+    with subprocess.Popen(
+        [WHERRY, *map(str, arguments)],
+        env=environment(TERM="xterm", **more),
+        stdin=subprocess.DEVNULL,
+        stdout=its,
+        stderr=its,
+        cwd=cwd,
+    ) as process:
+        os.close(its)
+        printed = b""
+        with contextlib.suppress(OSError):  # A terminal reports so that its other side is closed.
+            while piece := os.read(ours, 65536):
+                printed += piece
+        os.close(ours)
+    return process.returncode, printed.decode().splitlines()
 
 
 def start(*arguments, signal_at=None, stderr=subprocess.PIPE, prefix=(), **more):

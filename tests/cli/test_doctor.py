@@ -72,6 +72,11 @@ def test_settings_are_shown_but_not_secrets():
     assert "swordfish-swordfish" not in json.dumps(report)
 
 
+def test_settings_cannot_control_the_terminal():
+    done = wherry("doctor", WHERRY_LANES="\x1b[31m")
+    assert "\x1b" not in done.stdout and r"\x1b[31m" in done.stdout
+
+
 def test_wrong_lanes():
     done = wherry("doctor", WHERRY_LANES="boat")
     assert done.returncode == FAILED

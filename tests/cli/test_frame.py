@@ -11,7 +11,7 @@ import time
 
 import pytest
 from checkpoints import small
-from command import BUILD, ROOT, USAGE, WHERRY, wherry
+from command import BUILD, ROOT, USAGE, WHERRY, on_terminal, wherry
 
 HELP = wherry("--help").stdout
 COMMANDS = re.findall(r"^  ([a-z]+) +\S", HELP.split("Commands:")[1].split("Options:")[0], re.M)
@@ -38,6 +38,35 @@ def test_help(command):
         assert re.search(rf"^ +{code}  \S", done.stdout.split("Exit codes:")[1], re.M)
     assert max(map(len, done.stdout.splitlines())) <= 120
     assert {"--help", "--quiet", "--verbose"} <= set(options_of(command))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        *([command, "--help"] for command in COMMANDS),
+        ["inspect", "absent.safetensors"],
+        ["inspect", "A"],
+        ["diff", "A", "B"],
+        ["demo", "--ranks", "3", "--kills", "7", "--steps", "7"],
+        ["fetch", "tcp://127.0.0.1:1", "-o", "got.safetensors"],
+        ["doctor"],
+    ],
+)
+def test_words_are_not_broken_on_a_narrow_terminal(arguments, tmp_path):
+    small(tmp_path / "A")
+    small(tmp_path / "B", step=8)
+    lines = on_terminal(60, *arguments, cwd=tmp_path, WHERRY_TOKEN="x")[1]
+    assert lines and not [line for line in lines if len(line) > 60]
+    if "doctor" not in arguments or "--help" in arguments:  # Its figures are new each time.
+        wide = wherry(*arguments, cwd=tmp_path, WHERRY_TOKEN="x")
+        assert " ".join(lines).split() == (wide.stdout + wide.stderr).split()
+
+
+def test_a_narrow_terminal_gets_escaped_text():
+    code, lines = on_terminal(60, "fetch", "\x1b[31mwrong\x07" + 12 * " address")
+    assert code == USAGE and all(line.isprintable() and len(line) <= 60 for line in lines)
+    assert "\\x1b[31mwrong\\x07 address" in lines[0] and len(lines) > 2
 
 
 @pytest.mark.parametrize("command", COMMANDS)
