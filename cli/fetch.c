@@ -370,8 +370,11 @@ static void show_progress(void *context, const wherry_progress *progress) {
         f->doing = doing;
         f->bar.tenths = 0;
     }
-    wh_transfer_text(progress->bytes, progress->total, progress->rate, f->client_count, detail);
-    wh_bar_show(&f->bar, (double)progress->bytes / (double)progress->total, doing, detail, progress->lane);
+    /* Whole chunks are transferred. Without --resume, count only what the user has asked for. */
+    double part = (double)progress->bytes / (double)progress->total;
+    uint64_t total = f->options->resume ? progress->total : f->bytes_wanted;
+    wh_transfer_text((uint64_t)(part * (double)total), total, progress->rate, f->client_count, detail);
+    wh_bar_show(&f->bar, part, doing, detail, progress->lane);
 }
 
 /**

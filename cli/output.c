@@ -309,10 +309,10 @@ void wh_transfer_text(uint64_t done, uint64_t total, double rate, size_t servers
     char from[32] = "";
     int percent = total ? (int)(100.0 * (double)done / (double)total) : 100;
     double seconds = rate > 0 && total > done ? (double)(total - done) / rate : 0;
-    if (rate > 0) {
+    if (rate > 0 && total >= SPEED_BYTES) { /* The rate of less says nothing. */
         wh_rate_text(rate, speed);
     }
-    if (rate > 0 && seconds < 360000) {
+    if (*speed && seconds < 360000) {
         unsigned whole = (unsigned)(seconds + 0.5);
         int used = whole >= 3600 ? snprintf(left, sizeof(left), "%u:", whole / 3600) : 0;
         snprintf(left + used, sizeof(left) - (size_t)used, used ? "%02u:%02u" : "%u:%02u", whole / 60 % 60, whole % 60);

@@ -375,8 +375,8 @@ static wherry_status open_as(wherry_file *file, wherry_file_format wanted, wherr
     const wh_format *format = wanted == WHERRY_FILE_BYTES ? &bytes_format : detect(mapping->path, head, size);
     if (!format) {
         return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 0),
-                            "unknown format; Wherry reads safetensors, safetensors indexes and its own format; to read "
-                            "any other file, request the format bytes");
+                            size ? "unknown format; Wherry reads safetensors, safetensors indexes and .wherry files"
+                                 : "the file is empty; copy or download it again");
     }
     if (wanted != WHERRY_FILE_AUTO && wanted != format->format) {
         return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 0),

@@ -45,12 +45,22 @@ def test_figures(tmp_path):
                 check_pair(line)
 
 
+def test_a_small_file_has_no_rate(tmp_path):
+    tiny = large(tmp_path / "tiny.safetensors", 64 << 10)
+    with serving(tmp_path, tiny) as server:
+        done = server.fetch("-o", tmp_path / "got.safetensors")
+        assert re.search(r"^receiving 100%  64\.\d KiB of 64\.\d KiB  \w+$", done.stderr, re.M)
+        assert "B/s" not in done.stdout + done.stderr + server.log
+
+
 def test_figures_of_a_part(tmp_path):
     # eight tensors of 8.25 MiB, in chunks of 4 MiB
     big = large(tmp_path / "big.safetensors", 66 << 20)
     with serving(tmp_path, big) as server:
-        text = server.fetch("-o", tmp_path / "w3.safetensors", "--only", "w3").stdout
-        assert re.match(r"8\.[23] MiB in ", text.splitlines()[1]), text
+        done = server.fetch("-o", tmp_path / "w3.safetensors", "--only", "w3")
+        assert re.match(r"8\.[23] MiB in ", done.stdout.splitlines()[1]), done.stdout
+        progress = done.stderr.splitlines()[-1]
+        assert re.match(r"receiving 100%  (8\.[23] MiB) of \1  \S+ [GM]B/s  ", progress), progress
         told = json.loads(
             server.fetch("-o", tmp_path / "w3.safetensors", "--only", "w3", "--json").stdout
         )

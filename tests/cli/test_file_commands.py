@@ -288,9 +288,11 @@ def test_digests_of_sharded_tensors(manifest, storages, names, tmp_path):
 @pytest.mark.parametrize("command", ["inspect", "inspect --digest", "diff"])
 def test_bad_files(command, tmp_path, model):
     (tmp_path / "text.safetensors").write_text("this is not a checkpoint")
+    (tmp_path / "nothing.safetensors").touch()
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(model.read_bytes()[:-1])
     for path, code, told in [
+        (tmp_path / "nothing.safetensors", BYTES, "the file is empty"),
         (tmp_path / "none.safetensors", RESOURCE, "No such file"),
         (tmp_path, RESOURCE, str(tmp_path)),
         (tmp_path / "text.safetensors", BYTES, "text.safetensors"),

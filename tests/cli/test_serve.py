@@ -600,9 +600,15 @@ def test_a_file_that_changes_is_not_served(tmp_path, model):
         (["fetch", "tcp://127.0.0.1:65537"], USAGE, "is not an address"),
         (["fetch", "tcp://127.0.0.1:0"], USAGE, "is not an address"),
         (["inspect", "tcp://127.0.0.1:1"], PEER, "; start `wherry serve` there\n"),
+        (
+            ["serve", "model.safetensors", "--listen", "absent.invalid"],
+            ARGUMENT,
+            "knows no address of the host absent.invalid; check the name",
+        ),
     ],
 )
 def test_mistakes(arguments, code, told, tmp_path):
+    small(tmp_path / "model.safetensors")
     done = wherry(*arguments, cwd=tmp_path, WHERRY_TOKEN="x")
     assert done.returncode == code and told in done.stderr, done.stderr
 

@@ -121,11 +121,10 @@ wherry_status wh_meetings_find(wh_sockets *sockets, wh_deadline deadline, wherry
         meeting->asked = wh_clock_now();
         any = any || meeting->at.size;
     }
-    char text[WH_PLACE_MAX];
     return any ? WHERRY_OK
                : wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                         "the host of the meeting point %s is not known here; look at the name, and at the resolver",
-                         wh_meeting_text(address, 0, text));
+                         "this machine knows no address of the host %s; check the name, and the resolver",
+                         wh_meeting_endpoint(address, 0)->host);
 }
 
 wherry_status wh_meetings_choose(wh_sockets *sockets, wherry_error *error) {
