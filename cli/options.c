@@ -135,13 +135,13 @@ static bool set_option(const wh_command *command, const wh_option *option, const
 
 /* ---- --help ---- */
 
-/** Prints each line of text after its first `indent` columns, with `after` behind it. */
+/** Prints each line of text from column `indent` on, with `after` behind it. */
 static void print_lines(const char *text, int indent, int width, const char *after) {
     for (size_t length; *text; text += strspn(text, "\n")) {
         length = strcspn(text, "\n");
         char *line = wh_need(strndup(text, length));
         printf("%*s", indent, "");
-        wh_print_wrapped(stdout, line, indent, width);
+        wh_print_wrapped(stdout, line, 2 * indent, width); /* More shows where a line goes on. */
         printf("%s", after);
         free(line);
         text += length;

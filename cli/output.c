@@ -1,5 +1,6 @@
 #include "output.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -9,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { COLUMNS_DEFAULT = 80, BAR_MIN = 4, BAR_MAX = 40, SPEED_BYTES = 1 << 20, JSON_SCHEMA = 1 };
+enum { COLUMNS_DEFAULT = 80, BAR_MIN = 4, BAR_MAX = 40, SPEED_BYTES = 1 << 20, JSON_SCHEMA = 1, UNIT_MAX = 5 };
 
 /* ---- text ---- */
 
@@ -117,6 +118,10 @@ void wh_print_wrapped(FILE *out, const char *text, int indent, int width) {
     width = terminal < width && terminal > indent ? terminal : width;
     for (int column = indent, first = 1; *text; first = 0) {
         size_t length = strcspn(text, " ");
+        size_t unit = text[length] ? strcspn(text + length + 1, " ") : 0;
+        if (unit && unit <= UNIT_MAX && length && isdigit((unsigned char)text[length - 1])) {
+            length += 1 + unit; /* A number stays with its unit. */
+        }
         int needed = columns_for(text, length);
         bool next = !first && column + 1 + needed > width;
         if (next) {

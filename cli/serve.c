@@ -153,9 +153,10 @@ static void log_request(const request *r, wherry_status status, const wherry_out
     uint32_t given_up = status == WHERRY_ABORTED ? error->reason : 0;
     bool refusal = given_up && !moved && given_up != -WHERRY_CANCELLED && given_up != -WHERRY_TIMED_OUT;
     /* The library's message names a rank, which the user of this command does not know. */
-    const char *why = status == WHERRY_PEER_LOST ? "it ended, or the connection to it broke"
-                      : status == WHERRY_ABORTED ? "it gave up; its own output says why"
-                                                 : error->message;
+    const char *why = status == WHERRY_CANCELLED   ? "this server was stopped"
+                      : status == WHERRY_PEER_LOST ? "it ended, or the connection to it broke"
+                      : status == WHERRY_ABORTED   ? "it gave up; its own output says why"
+                                                   : error->message;
     if (status == WHERRY_OK && outcome->not_needed) {
         wh_print_text(stderr, "client %d got everything from other servers", number);
     } else if (status == WHERRY_OK && !moved) {

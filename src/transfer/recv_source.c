@@ -210,8 +210,7 @@ static wherry_status take_note(wh_recv_source *source, const wh_note *note, wher
         wh_liveness_report(&source->heard, note->bytes);
         return WHERRY_OK;
     case WH_REVOKED:
-        return wh_fail_note(error, WHERRY_REVOKED, source->rank, source->name, note,
-                            "took its offer back, what was received is not valid");
+        return wh_fail_note(error, WHERRY_REVOKED, source->rank, source->name, note, "took its offer back");
     case WH_ABORT:
         source->told = true;
         return wh_fail_note(error, note->status == WHERRY_MISMATCH ? WHERRY_MISMATCH : WHERRY_ABORTED, source->rank,
