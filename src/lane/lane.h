@@ -140,6 +140,9 @@ typedef struct wh_sink {
     void *context;
     /** `close` needs a digest of the received bytes. `open` then returns no NULL segments. */
     bool verify;
+    /** Only for a lane with WH_LANE_GROUP: see wh_lane_ops.pull. */
+    uint32_t wait_ms;
+    bool *again_p;
 
     /**
      * Returns the next chunk of the request. Each chunk comes once, in ascending order. Never
@@ -206,6 +209,9 @@ typedef struct wh_sink {
 typedef struct wh_feed {
     void *context;
     bool verify; /**< A lane with WH_LANE_DIGESTS must send digests. */
+    /** As in wh_sink. */
+    uint32_t wait_ms;
+    bool *again_p;
 
     /** Returns the next chunk to send, in the same way as wh_sink.next. */
     bool (*next)(void *context, uint64_t *chunk_p);
@@ -303,7 +309,7 @@ enum {
     WH_LANE_NETWORK = 2, /**< Bytes may cross a network, so digests are checked by default. */
     /** Carries digests with the bytes. Without this, the source sends digests by message. */
     WH_LANE_DIGESTS = 4,
-    /** Moves bytes with the operations of the group: has pull_some and push_some. */
+    /** Moves bytes with the operations of the group. Its pull and push work in steps. */
     WH_LANE_GROUP = 8,
     /** Calls wh_feed.done, so that device memory can be staged through host memory. */
     WH_LANE_STAGES = 16,
@@ -351,7 +357,13 @@ typedef struct wh_lane_ops {
                            wh_lane_end **end_p, wherry_error *error);
 
     /**
-     * Receiver, worker. Does one worker's share of all requests. Blocks. NULL with WH_LANE_GROUP.
+     * Receiver, worker. Does one worker's share of all requests. Blocks.
+     *
+     * With WH_LANE_GROUP, it does some work and returns soon, because only the caller may use some
+     * groups (wh_lane_runs_in_caller). The caller then runs the lane between messages, so that one
+     * receiver does not have to wait for another. It waits at most sink->wait_ms if nothing is
+     * possible now. As long as the last request is not done, it sets *sink->again_p to true, and is
+     * called again.
      * @return WHERRY_OK; WHERRY_CANCELLED after a stop request; WHERRY_PEER_LOST;
      * WHERRY_TIMED_OUT; WHERRY_MALFORMED; the errors of the sink; WHERRY_NO_MEMORY; WHERRY_SYSTEM.
      */
@@ -378,26 +390,11 @@ typedef struct wh_lane_ops {
                             wh_lane_end **end_p, wherry_error *error);
 
     /**
-     * Source, worker. Does one worker's share of all requests. Blocks. NULL with WH_LANE_GROUP.
+     * Source, worker. Does one worker's share of all requests, in the same way as pull.
      * @return as pull. If the receiver cannot be reached and no byte has moved yet, it may return
      * WHERRY_REFUSED: the receiver then tries the next lane, as it does when `accept` fails.
      */
     wherry_status (*push)(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error);
-
-    /* ---- lanes that use the operations of the group (WH_LANE_GROUP) ---- */
-
-    /**
-     * Instead of pull and push: do some work and return soon. A worker calls them again and again;
-     * if only the caller may use the group (wh_lane_runs_in_caller), the caller does so between
-     * messages, so that one receiver does not have to wait for another.
-     * @param wait_ms  how long to wait if nothing is possible now; a few milliseconds.
-     * @param done_p   receives true if the last request is done, else false.
-     * @return as pull and push.
-     */
-    wherry_status (*pull_some)(wh_lane_end *end, const wh_sink *sink, uint32_t wait_ms, bool *done_p,
-                               wherry_error *error);
-    wherry_status (*push_some)(wh_lane_end *end, const wh_feed *feed, uint32_t wait_ms, bool *done_p,
-                               wherry_error *error);
 
     /* ---- optional ---- */
 

@@ -4,7 +4,6 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/point.h"
-#include "lane/lane_timing.h"
 #include "state/prepare.h"
 
 /** Digests in one message. */
@@ -35,9 +34,10 @@ static wherry_status digest_gathered(wh_push *push, uint64_t chunk, const wh_seg
 }
 
 /** A worker that only computes digests, for a receiver that reads the memory itself. */
-static wherry_status digest_all(void *context, uint32_t worker, wherry_error *error) {
-    wh_push *push = context;
-    (void)worker;
+static wherry_status digest_all(wh_session *session, uint32_t worker, uint32_t wait_ms, bool *again_p,
+                                wherry_error *error) {
+    wh_push *push = (wh_push *)session;
+    (void)worker, (void)wait_ms, (void)again_p;
     wh_segments segments = {0};
     wh_digester *digester = push->strong ? wh_digester_create_strong() : wh_digester_create();
     wherry_status status = wh_check_memory(digester, error, "a digest");
@@ -117,38 +117,20 @@ static void feed_done(void *context, uint64_t chunk) {
     }
 }
 
-static wh_feed feed_of(wh_push *push) {
-    return (wh_feed){.context = push,
-                     .verify = push->verify,
-                     .next = feed_next,
-                     .more = feed_more,
-                     .gather = feed_gather,
-                     .moved = feed_moved,
-                     .continues = feed_continues,
-                     .done = feed_done};
-}
-
-static wherry_status push_all(void *context, uint32_t worker, wherry_error *error) {
-    wh_push *push = context;
-    wh_feed feed = feed_of(push);
-    const wh_lane_ops *lane = push->session.lane;
-    wherry_status status = WHERRY_OK;
-    bool done = false;
-    if (lane->push) {
-        return lane->push(push->session.end, worker, &feed, error);
-    }
-    while (status == WHERRY_OK && !done) {
-        status = lane->push_some(push->session.end, &feed, WH_BLOCKS_WAIT_MS, &done, error);
-    }
-    return status;
-}
-
-void wh_push_step(wh_push *push, uint32_t wait_ms) {
-    wh_feed feed = feed_of(push);
-    wherry_error error;
-    bool done = false;
-    wherry_status status = push->session.lane->push_some(push->session.end, &feed, wait_ms, &done, &error);
-    wh_session_note_step(&push->session, done, status, &error);
+static wherry_status push_all(wh_session *session, uint32_t worker, uint32_t wait_ms, bool *again_p,
+                              wherry_error *error) {
+    wh_push *push = (wh_push *)session;
+    wh_feed feed = {.context = push,
+                    .verify = push->verify,
+                    .wait_ms = wait_ms,
+                    .again_p = again_p,
+                    .next = feed_next,
+                    .more = feed_more,
+                    .gather = feed_gather,
+                    .moved = feed_moved,
+                    .continues = feed_continues,
+                    .done = feed_done};
+    return session->lane->push(session->end, worker, &feed, error);
 }
 
 /* ---- the session ---- */
@@ -234,15 +216,11 @@ wherry_status wh_push_start(wh_push *push, uint32_t *workers_p, wherry_error *er
         push->digests = wh_alloc_array(push->offer->summary.chunks, sizeof(*push->digests));
         WH_TRY(wh_check_memory(push->digests, error, "digests"));
     }
-    if (!one_sided && wh_lane_runs_in_caller(session->lane, session->site.group)) {
-        *workers_p = 1;
-        wh_session_start_in_caller(session);
-        return WHERRY_OK;
-    }
+    bool in_caller = !one_sided && wh_lane_runs_in_caller(session->lane, session->site.group);
     uint64_t workers =
         one_sided ? wh_min(session->site.threads, session->queue.requests[0].chunks.total) : session->end->workers;
     *workers_p = (uint32_t)wh_min(workers, WH_WORKERS_MAX);
-    return wh_session_start(session, *workers_p, one_sided ? digest_all : push_all, push, error);
+    return wh_session_start(session, in_caller ? 0 : *workers_p, one_sided ? digest_all : push_all, error);
 }
 
 void wh_push_close(wh_push *push) {

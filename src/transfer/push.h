@@ -63,9 +63,6 @@ wherry_status wh_push_request(wh_push *push, wh_bytes intervals, bool last, uint
  */
 wherry_status wh_push_start(wh_push *push, uint32_t *workers_p, wherry_error *error);
 
-/** Does some of the work in the thread inside the call: see wh_session_needs_step. */
-void wh_push_step(wh_push *push, uint32_t wait_ms);
-
 /**
  * Passes on the digests of requests that are complete, for DIGESTS messages.
  * @param tell  sends `count` digests, of the chunks from `first` on; `strong`: as push->strong.

@@ -391,14 +391,8 @@ static wherry_status feed_source(wh_recv *recv, wh_recv_source *source, wherry_e
 static bool step_all(wh_recv *recv) {
     bool stepped = false;
     for (WH_EACH_SOURCE(one, recv)) {
-        wh_pull *pull = &one->pull;
-        if (wh_session_needs_step(&pull->session)) {
-            wh_sink sink = wh_pull_sink(pull);
-            wherry_error error;
-            bool done = false;
-            uint32_t wait_ms = recv->source_count == 1 ? WH_CALL_STEP_MS : 1;
-            wherry_status status = pull->session.lane->pull_some(pull->session.end, &sink, wait_ms, &done, &error);
-            wh_session_note_step(&pull->session, done, status, &error);
+        if (wh_session_needs_step(&one->pull.session)) {
+            wh_session_step(&one->pull.session, recv->source_count == 1 ? WH_CALL_STEP_MS : 1);
             stepped = true;
         }
     }

@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/point.h"
-#include "lane/lane_timing.h"
 #include "plan/plan.h"
 #include "transfer/recv.h"
 #include "transfer/transfer_timing.h"
@@ -457,19 +456,12 @@ static wherry_status choose_lane(wh_recv_source *source, wh_string *request, whe
 
 /* ---- requests ---- */
 
-static wherry_status pull_all(void *context, uint32_t worker, wherry_error *error) {
-    wh_pull *pull = context;
-    wh_sink sink = wh_pull_sink(pull);
-    const wh_lane_ops *lane = pull->session.lane;
-    wherry_status status = WHERRY_OK;
-    bool done = false;
-    if (lane->pull) {
-        return lane->pull(pull->session.end, worker, &sink, error);
-    }
-    while (status == WHERRY_OK && !done) {
-        status = lane->pull_some(pull->session.end, &sink, WH_BLOCKS_WAIT_MS, &done, error);
-    }
-    return status;
+static wherry_status pull_all(wh_session *session, uint32_t worker, uint32_t wait_ms, bool *again_p,
+                              wherry_error *error) {
+    wh_sink sink = wh_pull_sink((wh_pull *)session);
+    sink.wait_ms = wait_ms;
+    sink.again_p = again_p;
+    return session->lane->pull(session->end, worker, &sink, error);
 }
 
 /** True if starting threads costs more than it saves. */
@@ -484,17 +476,14 @@ static bool is_quick(const wh_recv_source *source, uint64_t bytes) {
 static wherry_status start(wh_recv_source *source, uint64_t chunks, uint64_t bytes, bool last, wherry_error *error) {
     wh_session *session = &source->pull.session;
     wh_recv *recv = source->recv;
-    wherry_error why;
+    bool quick = last && is_quick(source, bytes);
     wh_liveness_note(&source->heard);
     recv->stats.workers = 1;
-    if (wh_lane_runs_in_caller(session->lane, session->site.group)) {
-        wh_session_start_in_caller(session);
-        return WHERRY_OK;
-    }
-    if (last && is_quick(source, bytes)) {
-        wh_session_start_in_caller(session);
-        wherry_status status = pull_all(&source->pull, 0, &why);
-        wh_session_note_step(session, true, status, &why);
+    if (quick || wh_lane_runs_in_caller(session->lane, session->site.group)) {
+        WH_TRY(wh_session_start(session, 0, pull_all, error));
+        if (quick) {
+            wh_session_step(session, 0);
+        }
         return WHERRY_OK;
     }
     /* The workers do not ask the interrupt: this thread does. */
@@ -503,7 +492,7 @@ static wherry_status start(wh_recv_source *source, uint64_t chunks, uint64_t byt
     uint64_t workers = wh_min(session->end->workers, WH_WORKERS_MAX);
     workers = session->lane->traits & WH_LANE_ONE_SIDED && last ? wh_min(workers, chunks) : workers;
     recv->stats.workers = (uint32_t)workers;
-    return wh_session_start(session, (uint32_t)workers, pull_all, &source->pull, error);
+    return wh_session_start(session, (uint32_t)workers, pull_all, error);
 }
 
 static void note_lane(wh_recv_source *source) {

@@ -498,7 +498,7 @@ static void step_all(send_call *send, size_t stepping) {
     for (size_t i = 0; i < send->count && stepping; i++) {
         wh_reader *one = send->readers[i];
         if (wh_reader_needs_step(one)) {
-            wh_push_step(&one->lane.push, stepped++ == send->turn ? wait_ms : 0);
+            wh_session_step(&one->lane.push.session, stepped++ == send->turn ? wait_ms : 0);
             if (wh_session_has_ended(&one->lane.push.session)) {
                 wh_reader_tick(one);
             }

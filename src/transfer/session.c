@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "lane/lane_timing.h"
 #include "transfer/transfer_timing.h"
 
 void wh_wake_inbox(void *inbox) {
@@ -125,15 +126,26 @@ wherry_status wh_session_prepare(wh_session *session, const wh_lane_ops *lane, c
     return WHERRY_OK;
 }
 
-wherry_status wh_session_start(wh_session *session, uint32_t workers, wh_work_fn work, void *context,
-                               wherry_error *error) {
-    return wh_workers_start(&session->workers, workers, work, context, &session->stop, wh_wake_inbox, session->inbox,
-                            error);
+/** A worker. */
+static wherry_status move_all(void *context, uint32_t worker, wherry_error *error) {
+    wh_session *session = context;
+    wherry_status status = WHERRY_OK;
+    for (bool again = true; again && status == WHERRY_OK;) {
+        again = false;
+        status = session->move(session, worker, WH_BLOCKS_WAIT_MS, &again, error);
+    }
+    return status;
 }
 
-void wh_session_start_in_caller(wh_session *session) {
-    session->in_caller = true;
-    atomic_store(&session->workers.running, 1);
+wherry_status wh_session_start(wh_session *session, uint32_t workers, wh_move_fn move, wherry_error *error) {
+    session->move = move;
+    session->in_caller = workers == 0;
+    if (session->in_caller) {
+        atomic_store(&session->workers.running, 1);
+        return WHERRY_OK;
+    }
+    return wh_workers_start(&session->workers, workers, move_all, session, &session->stop, wh_wake_inbox,
+                            session->inbox, error);
 }
 
 bool wh_session_has_ended(const wh_session *session) {
@@ -144,13 +156,12 @@ bool wh_session_needs_step(wh_session *session) {
     return wh_session_is_open(session) && session->in_caller && !wh_session_has_ended(session);
 }
 
-void wh_session_note_step(wh_session *session, bool done, wherry_status status, const wherry_error *error) {
-    if (status != WHERRY_OK) {
-        session->workers.status = status;
-        session->workers.error = *error;
-    }
-    if (done || status != WHERRY_OK) {
-        atomic_store(&session->workers.running, 0);
+void wh_session_step(wh_session *session, uint32_t wait_ms) {
+    wh_workers *workers = &session->workers;
+    bool again = false;
+    workers->status = session->move(session, 0, wait_ms, &again, &workers->error);
+    if (!again || workers->status != WHERRY_OK) {
+        atomic_store(&workers->running, 0);
     }
 }
 

@@ -50,6 +50,16 @@ typedef struct wh_request_queue {
 /** Wakes an inbox: a function for wh_cancel_add and wh_workers_start. */
 void wh_wake_inbox(void *inbox);
 
+struct wh_session;
+
+/**
+ * Moves chunks until no request follows. Workers call it, or the thread inside the call.
+ * @param session  part of a wh_push or a wh_pull, which begin with it.
+ * @param wait_ms, again_p  as in wh_sink.
+ */
+typedef wherry_status (*wh_move_fn)(struct wh_session *session, uint32_t worker, uint32_t wait_ms, bool *again_p,
+                                    wherry_error *error);
+
 /** Starts as {0}. Must not move in memory while it is open. */
 typedef struct wh_session {
     const wh_lane_ops *lane; /**< NULL: closed. */
@@ -61,6 +71,7 @@ typedef struct wh_session {
     wh_stop stop;
     wh_inbox *inbox; /**< The inbox to wake when the workers have ended. */
     wh_request_queue queue;
+    wh_move_fn move;
     wh_workers workers;
     /** True if there are no threads: the thread inside the call does the work, in steps. */
     bool in_caller;
@@ -106,12 +117,12 @@ static inline bool wh_session_is_open(const wh_session *session) {
     return session->lane != NULL;
 }
 
-/** Starts the work, in threads. @return as wh_workers_start. */
-wherry_status wh_session_start(wh_session *session, uint32_t workers, wh_work_fn work, void *context,
-                               wherry_error *error);
-
-/** Starts the work, in the thread inside the call: wh_session_needs_step. */
-void wh_session_start_in_caller(wh_session *session);
+/**
+ * Starts the work.
+ * @param workers  number of threads; 0: the thread inside the call does it (wh_session_step).
+ * @return as wh_workers_start.
+ */
+wherry_status wh_session_start(wh_session *session, uint32_t workers, wh_move_fn move, wherry_error *error);
 
 /** True if the work has ended, or has not begun. */
 bool wh_session_has_ended(const wh_session *session);
@@ -119,8 +130,8 @@ bool wh_session_has_ended(const wh_session *session);
 /** True if the thread inside the call should call a step now, because there are chunks to move. */
 bool wh_session_needs_step(wh_session *session);
 
-/** Records the result of a step. @param done  the work has ended. */
-void wh_session_note_step(wh_session *session, bool done, wherry_status status, const wherry_error *error);
+/** Does some of the work in this thread. @param wait_ms  if nothing is possible now. */
+void wh_session_step(wh_session *session, uint32_t wait_ms);
 
 /**
  * Joins the workers of a session that has ended. @return WHERRY_OK, or the first error of a worker.

@@ -141,19 +141,17 @@ typedef struct worker {
 static void *work(void *context) {
     worker *own = context;
     const wh_lane_ops *ops = own->trial->ops;
-    bool done = !(ops->traits & WH_LANE_GROUP);
-    if (own->side == &own->trial->receiver) {
-        wh_sink sink = lane_data_sink(own->trial->data);
-        own->status = done ? ops->pull(own->side->end, own->number, &sink, &own->error) : WHERRY_OK;
-        while (own->status == WHERRY_OK && !done) {
-            own->status = ops->pull_some(own->side->end, &sink, STEP_MS, &done, &own->error);
-        }
-    } else {
-        wh_feed feed = lane_data_feed(own->trial->data);
-        own->status = done ? ops->push(own->side->end, own->number, &feed, &own->error) : WHERRY_OK;
-        while (own->status == WHERRY_OK && !done) {
-            own->status = ops->push_some(own->side->end, &feed, STEP_MS, &done, &own->error);
-        }
+    bool steps = ops->traits & WH_LANE_GROUP;
+    bool again = true;
+    wh_sink sink = lane_data_sink(own->trial->data);
+    wh_feed feed = lane_data_feed(own->trial->data);
+    sink.wait_ms = feed.wait_ms = STEP_MS;
+    sink.again_p = feed.again_p = steps ? &again : NULL;
+    for (own->status = WHERRY_OK; own->status == WHERRY_OK && again;) {
+        again = false;
+        own->status = own->side == &own->trial->receiver
+                          ? ops->pull(own->side->end, own->number, &sink, &own->error)
+                          : ops->push(own->side->end, own->number, &feed, &own->error);
     }
     if (own->status != WHERRY_OK) {
         wh_stop_request(&own->side->stop);

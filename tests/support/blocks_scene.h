@@ -169,13 +169,26 @@ static inline void scene_end(scene *s) {
     wh_stop_destroy(&s->stop);
 }
 
+/** Does one step with any feed and sink. */
+static inline wherry_status step_with(scene *s, bool source, const wh_feed *feed, const wh_sink *sink, uint32_t wait_ms,
+                                      bool *done_p) {
+    wh_feed own_feed = *feed;
+    wh_sink own_sink = *sink;
+    bool again = false;
+    own_feed.wait_ms = own_sink.wait_ms = wait_ms;
+    own_feed.again_p = own_sink.again_p = &again;
+    wherry_status status =
+        source ? lane->push(s->end, 0, &own_feed, &error) : lane->pull(s->end, 0, &own_sink, &error);
+    *done_p = status == WHERRY_OK && !again;
+    return status;
+}
+
 /** Works until the end, with any feed and sink. */
 static inline wherry_status work_with(scene *s, bool source, const wh_feed *feed, const wh_sink *sink) {
     wherry_status status = WHERRY_OK;
     bool done = false;
     while (status == WHERRY_OK && !done) {
-        status =
-            source ? lane->push_some(s->end, feed, 5, &done, &error) : lane->pull_some(s->end, sink, 5, &done, &error);
+        status = step_with(s, source, feed, sink, 5, &done);
     }
     return status;
 }
@@ -189,8 +202,7 @@ static inline wherry_status work(scene *s, bool source) {
 static inline wherry_status work_some(scene *s, bool source, bool *done_p) {
     wh_feed feed = lane_data_feed(s->data);
     wh_sink sink = lane_data_sink(s->data);
-    return source ? lane->push_some(s->end, &feed, 1, done_p, &error)
-                  : lane->pull_some(s->end, &sink, 1, done_p, &error);
+    return step_with(s, source, &feed, &sink, 1, done_p);
 }
 
 #endif

@@ -510,7 +510,7 @@ static wherry_status end_some(wh_blocks_end *own, const side *s, uint32_t wait_m
     return status;
 }
 
-static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_ms, bool *done_p, wherry_error *error) {
+static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_ms, bool *again_p, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     if (!own->begun) {
         own->begun = true;
@@ -537,7 +537,7 @@ static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_
         abandon_all(own);
     }
     own->begun = status == WHERRY_OK && !over;
-    *done_p = status == WHERRY_OK && over;
+    *again_p = own->begun;
     return status;
 }
 
@@ -553,8 +553,8 @@ static void keep_apart(const wh_blocks_end *own, bool pulls) {
     }
 }
 
-static wherry_status push_some(wh_lane_end *end, const wh_feed *feed, uint32_t wait_ms, bool *done_p,
-                               wherry_error *error) {
+static wherry_status blocks_push(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error) {
+    (void)worker;
     const side source = {.what = feed,
                          .most = WH_BLOCKS_UNDER_WAY,
                          .few = WH_BLOCKS_UNDER_WAY - 1,
@@ -568,11 +568,11 @@ static wherry_status push_some(wh_lane_end *end, const wh_feed *feed, uint32_t w
                          .begin = begin_put,
                          .end = end_put};
     keep_apart((void *)end, false);
-    return work_some((void *)end, &source, wait_ms, done_p, error);
+    return work_some((void *)end, &source, feed->wait_ms, feed->again_p, error);
 }
 
-static wherry_status pull_some(wh_lane_end *end, const wh_sink *sink, uint32_t wait_ms, bool *done_p,
-                               wherry_error *error) {
+static wherry_status blocks_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error) {
+    (void)worker;
     const side receiver = {.what = sink,
                            .most = WH_BLOCKS_AHEAD,
                            .few = WH_BLOCKS_AHEAD / 2,
@@ -588,7 +588,7 @@ static wherry_status pull_some(wh_lane_end *end, const wh_sink *sink, uint32_t w
     wh_blocks_end *own = (void *)end;
     WH_TRY(wh_digester_need(sink->verify, &own->digester, error));
     keep_apart(own, true);
-    return work_some(own, &receiver, wait_ms, done_p, error);
+    return work_some(own, &receiver, sink->wait_ms, sink->again_p, error);
 }
 
 /* ---- the lane ---- */
@@ -628,7 +628,7 @@ const wh_lane_ops wh_lane_blocks = {
     .offer = blocks_offer,
     .probe = blocks_probe,
     .accept = blocks_accept,
-    .pull_some = pull_some,
-    .push_some = push_some,
+    .pull = blocks_pull,
+    .push = blocks_push,
     .close = blocks_close,
 };
