@@ -44,12 +44,6 @@ static wherry_status tell(wh_reader *reader, const wh_note *note, wherry_error *
     return wh_backlog_send(&reader->backlog, &message, error);
 }
 
-/** Sends a message that the receiver can do without. Waits until the deadline. */
-static void say(wh_reader *reader, const wh_note *note, wh_deadline deadline) {
-    reader->outcome.stats.messages++;
-    wh_note_try_send(note, reader->call->transport->group, reader->rank, reader->nonce, deadline);
-}
-
 static wherry_status tell_digests(void *context, bool strong, uint64_t first, const wherry_digest *digests,
                                   size_t count, wherry_error *error) {
     wh_note note = {
@@ -151,6 +145,7 @@ static void end(wh_reader *reader, wherry_status status, const wherry_error *err
     reader->lane.close_by = wh_deadline_in_ms(status == WHERRY_OK ? WH_READER_CLOSE_MS : WH_CALL_GRACE_MS);
     if (status != WHERRY_OK) {
         wh_backlog_clear(&reader->backlog);
+        reader->backlog.stop.ask = NULL; /* The receiver is told the reason, also after a cancel. */
     }
     wh_session_stop(&reader->compare.session);
     if (!graceful) {
@@ -159,26 +154,19 @@ static void end(wh_reader *reader, wherry_status status, const wherry_error *err
     wh_transport_unpair(reader->call->transport, reader->waiting, reader->rank, false);
 }
 
-/**
- * Tells the receiver why this side has ended.
- * @param soon  until when to wait; NULL: not at all, because the reader waits in CLOSING.
- */
-static void say_last(wh_reader *reader, wh_note *note, wherry_status status, const wherry_error *error,
-                     const wh_deadline *soon) {
+/** Tells the receiver why this side has ended. */
+static void tell_end(wh_reader *reader, wh_message_type type, wherry_status status, const wherry_error *error) {
+    wh_note note = {.type = type, .epoch = reader->epoch};
     wherry_error ignored;
-    wh_note_reason(note, status, error);
-    if (soon) {
-        say(reader, note, *soon);
-    } else {
-        tell(reader, note, &ignored);
-    }
+    wh_note_reason(&note, status, error);
+    tell(reader, &note, &ignored);
 }
 
 /** Ends the reader, and tells the receiver why. */
 static void fail(wh_reader *reader, wherry_status status, const wherry_error *error) {
     end(reader, status, error, false);
     if (reader->nonce) {
-        say_last(reader, &(wh_note){.type = WH_ABORT}, status, error, NULL);
+        tell_end(reader, WH_ABORT, status, error);
     }
 }
 
@@ -190,7 +178,7 @@ static void settle(wh_reader *reader, wherry_status status, const wherry_error *
     }
 }
 
-void wh_reader_revoke(wh_reader *reader, wherry_status status, const wherry_error *error, const wh_deadline *soon) {
+void wh_reader_revoke(wh_reader *reader, wherry_status status, const wherry_error *error) {
     wherry_error about = *error;
     bool leased = wh_reader_holds_lease(reader);
     if (!reader->nonce) {
@@ -202,7 +190,8 @@ void wh_reader_revoke(wh_reader *reader, wherry_status status, const wherry_erro
     }
     end(reader, status, &about, false);
     if (leased) {
-        say_last(reader, &(wh_note){.type = WH_REVOKED, .epoch = reader->epoch}, status, error, soon);
+        reader->state = WH_READER_REVOKED;
+        tell_end(reader, WH_REVOKED, status, error);
     }
 }
 
@@ -212,7 +201,7 @@ static bool is_unchanged(wh_reader *reader) {
     wherry_error error = {.message = "the state has changed"};
     wherry_status status = options->check ? options->check(options->check_context, &error) : WHERRY_OK;
     if (status != WHERRY_OK) {
-        wh_reader_revoke(reader, status, &error, NULL);
+        wh_reader_revoke(reader, status, &error);
     }
     return status == WHERRY_OK;
 }
@@ -725,13 +714,23 @@ static void take_loss(wh_reader *reader, const wh_message *message) {
     }
 }
 
+/** After REVOKED: the receiver answers with ABORT, or it is lost. */
+static void take_acknowledgement(wh_reader *reader, const wh_message *message) {
+    wh_note note;
+    bool lost = message->kind == WH_MESSAGE_LOST;
+    bool aborts = message->kind == WH_MESSAGE_BYTES &&
+                  wh_note_decode(message->bytes, message->size, &note, NULL) == WHERRY_OK && note.type == WH_ABORT;
+    if (reader->state == WH_READER_REVOKED && (lost || aborts)) {
+        reader->state = WH_READER_CLOSING;
+    }
+}
+
 void wh_reader_take(wh_reader *reader, wh_message *message) {
     bool want = message->kind == WH_MESSAGE_BYTES && message->tag == reader->call->transport->tag &&
                 reader->state == WH_READER_WAITING;
     if (wh_reader_is_decided(reader)) {
-        return;
-    }
-    if (want) {
+        take_acknowledgement(reader, message);
+    } else if (want) {
         take_want(reader, message);
     } else if (message->kind == WH_MESSAGE_LOST) {
         take_loss(reader, message);
@@ -820,12 +819,15 @@ static wherry_status look_at_lane(wh_reader *reader, wherry_error *error) {
 /** The reader has ended when its workers have, and the receiver has its last message. */
 static void look_at_closing(wh_reader *reader) {
     wherry_error ignored;
-    bool over = wh_deadline_passed(reader->lane.close_by) || wh_call_is_cancelled(reader->call) ||
-                wh_deadline_passed(reader->call->deadline);
+    bool late = wh_deadline_passed(reader->lane.close_by);
+    bool over = late || wh_call_is_cancelled(reader->call) || wh_deadline_passed(reader->call->deadline);
     if (over) {
         wh_session_stop(&reader->lane.push.session);
     }
     wh_backlog_flush(&reader->backlog, &ignored);
+    if (reader->state == WH_READER_REVOKED && !late) {
+        return;
+    }
     if (wh_session_has_ended(&reader->lane.push.session) && wh_session_has_ended(&reader->compare.session) &&
         (!reader->backlog.count || over)) {
         close_data(reader);
@@ -848,7 +850,8 @@ static void tell_progress(wh_reader *reader) {
     }
     if ((moving || wh_session_is_open(&reader->compare.session)) && !reader->backlog.count) {
         wh_note note = {.type = WH_PROGRESS, .bytes = work_done(reader)};
-        say(reader, &note, wh_deadline_in_ms(0));
+        reader->outcome.stats.messages++;
+        wh_note_try_send(&note, reader->call->transport->group, reader->rank, reader->nonce, wh_deadline_in_ms(0));
     }
 }
 
@@ -866,13 +869,13 @@ static void check_time(wh_reader *reader) {
         wh_fail(&error, WHERRY_TIMED_OUT,
                 late ? "timed out: it took more than %lld ms" : "timed out: no byte moved for %lld ms",
                 (long long)(late ? options->timeout_ms : options->no_progress_ms));
-        wh_reader_revoke(reader, WHERRY_TIMED_OUT, &error, NULL);
+        wh_reader_revoke(reader, WHERRY_TIMED_OUT, &error);
     }
 }
 
 void wh_reader_tick(wh_reader *reader) {
     wherry_error error;
-    if (reader->state == WH_READER_CLOSING) {
+    if (reader->state == WH_READER_REVOKED || reader->state == WH_READER_CLOSING) {
         look_at_closing(reader);
     }
     if (!wh_reader_holds_lease(reader)) {

@@ -2,12 +2,14 @@
  * @file reader.h  A reader: at a source, the conversation with one receiver about one offer, from
  * WANT to the outcome.
  *
- *     WAITING --WANT--> OFFERED --DONE--> CLOSING --> ENDED
- *        ^                 |                 ^
- *        '----WITHDRAW-----'-- any failure --'
+ *     WAITING --WANT--> OFFERED --DONE, or any failure--> CLOSING --> ENDED
+ *        ^                | |                                ^
+ *        '----WITHDRAW----' '--> REVOKED --ABORT, or time----'
  *
  *     WAITING -> OFFERED: take_want
  *     OFFERED -> WAITING: take_withdrawal
+ *     OFFERED -> REVOKED: wh_reader_revoke
+ *     REVOKED -> CLOSING: the receiver has noticed (take_acknowledgement), or look_at_closing
  *     any -> CLOSING:     end
  *     CLOSING -> ENDED:   look_at_closing, when the lane is closed
  *
@@ -21,9 +23,9 @@
  *    Only RELEASED or CONFIRMED lets the receiver rely on what it has read.
  * 2. No function waits for the receiver. A message that cannot be sent at once waits in the
  *    reader's backlog, also the last one; workers that must end are awaited in CLOSING. So one
- *    receiver never delays another. There are two exceptions: over a group without sockets, a long
- *    message is sent at once; and if the whole send ends, the receivers are told within 200 ms.
- * 3. The outcome is decided when CLOSING begins, and does not change afterwards.
+ *    receiver never delays another. There is one exception: over a group without sockets, a long
+ *    message is sent at once.
+ * 3. The outcome is decided when REVOKED or CLOSING begins, and does not change afterwards.
  * 4. A second PLAN may come as soon as all chunks of the first were handed out, or after CLOSE.
  *    While the first lane is ENDING, it waits in `later`, and so do the REQUESTs that follow it.
  * 5. If a step fails because the call was cancelled, the reader stays as it is: the loop of the
@@ -42,6 +44,12 @@
 typedef enum wh_reader_state {
     WH_READER_WAITING,
     WH_READER_OFFERED,
+    /**
+     * The receiver was told that its lease has ended. It gets a moment to notice, so that it does
+     * not read memory that is freed. It is not waited for longer: it will never be released, so it
+     * never relies on what it reads from now on.
+     */
+    WH_READER_REVOKED,
     WH_READER_CLOSING,
     WH_READER_ENDED,
 } wh_reader_state;
@@ -63,7 +71,7 @@ typedef struct wh_reader_lane {
     wh_socket channels[WH_WORKERS_MAX];
     size_t channel_count;
     wherry_error broken; /**< BROKEN: why. */
-    /** In ENDING, or if the reader is CLOSING: the time when workers are stopped. */
+    /** In ENDING, or if the outcome is decided: the time when workers are stopped. */
     wh_deadline close_by;
 } wh_reader_lane;
 
@@ -104,7 +112,7 @@ void wh_reader_destroy(wh_reader *reader);
 
 /** True if the outcome is decided. */
 static inline bool wh_reader_is_decided(const wh_reader *reader) {
-    return reader->state >= WH_READER_CLOSING;
+    return reader->state >= WH_READER_REVOKED;
 }
 
 static inline bool wh_reader_holds_lease(const wh_reader *reader) {
@@ -125,11 +133,7 @@ static inline bool wh_reader_needs_step(wh_reader *reader) {
  */
 void wh_reader_tick(wh_reader *reader);
 
-/**
- * Ends the reader, and tells the receiver that its lease is revoked.
- * @param soon  because the send ends, wait until then to tell it. NULL: the message may wait in the
- *              backlog.
- */
-void wh_reader_revoke(wh_reader *reader, wherry_status status, const wherry_error *error, const wh_deadline *soon);
+/** Ends the reader. If the receiver has a lease, tells it that the lease is revoked. */
+void wh_reader_revoke(wh_reader *reader, wherry_status status, const wherry_error *error);
 
 #endif

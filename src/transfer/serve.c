@@ -388,11 +388,12 @@ static wherry_status add_readers(send_call *send, const int32_t *ranks, size_t c
     return WHERRY_OK;
 }
 
-/** Returns the reader of a rank whose outcome is not decided; NULL: none. */
-static wh_reader *find_reader(const send_call *send, int32_t rank) {
+/** Returns the reader for a message of this rank; NULL: none. @param asks  the message is a WANT. */
+static wh_reader *find_reader(const send_call *send, int32_t rank, bool asks) {
     for (size_t i = 0; i < send->count; i++) {
-        if (send->readers[i]->rank == rank && !wh_reader_is_decided(send->readers[i])) {
-            return send->readers[i];
+        wh_reader *one = send->readers[i];
+        if (one->rank == rank && (asks ? !wh_reader_is_decided(one) : one->state < WH_READER_CLOSING)) {
+            return one;
         }
     }
     return NULL;
@@ -402,7 +403,7 @@ static wh_reader *find_reader(const send_call *send, int32_t rank) {
 static void take(send_call *send, wh_message *message) {
     wherry_transport *transport = send->call.transport;
     bool asks = message->kind == WH_MESSAGE_BYTES && message->tag == transport->tag;
-    wh_reader *one = find_reader(send, message->rank);
+    wh_reader *one = find_reader(send, message->rank, asks);
     if (!one && asks && send->waiting.any) {
         one = add_reader(send, message->rank, 0);
         asks = one != NULL;
@@ -422,46 +423,15 @@ static void take(send_call *send, wh_message *message) {
     wh_message_clear(message);
 }
 
-/** True if the message says that a receiver has noticed the end of its lease. */
-static bool is_acknowledgement(const wh_message *message) {
-    wh_note note;
-    return message->kind == WH_MESSAGE_LOST ||
-           (message->kind == WH_MESSAGE_BYTES &&
-            wh_note_decode(message->bytes, message->size, &note, NULL) == WHERRY_OK && note.type == WH_ABORT);
-}
-
-/**
- * Gives receivers a moment to notice that their leases have ended, so that they do not read memory
- * that is freed. A receiver that does not answer is not waited for: it will never be released, so
- * it never relies on what it reads from now on.
- */
-static void await_acknowledgements(send_call *send, size_t leases, wh_deadline soon) {
-    wh_message message;
-    while (leases && wh_inbox_take(send->inbox, soon, &message, NULL) == WHERRY_OK) {
-        leases -= is_acknowledgement(&message);
-        wh_message_clear(&message);
-    }
-}
-
 /** Ends all readers whose outcome is not decided. */
 static void revoke_all(send_call *send, wherry_status status, const wherry_error *error) {
-    size_t leases = 0;
-    wh_deadline soon = wh_call_grace();
     /* From now on, receivers that ask are paired with the next send. */
     remove_send(send->call.transport, &send->waiting);
-    for (size_t i = 0; i < send->count; i++) {
-        if (wh_reader_holds_lease(send->readers[i])) {
-            wh_session_stop(&send->readers[i]->lane.push.session);
-            leases++;
-        }
-    }
+    send->waiting.closed = true;
     for (size_t i = 0; i < send->count; i++) {
         if (!wh_reader_is_decided(send->readers[i])) {
-            wh_reader_revoke(send->readers[i], status, error, &soon);
+            wh_reader_revoke(send->readers[i], status, error);
         }
-    }
-    if (status != WHERRY_CLOSED) {
-        await_acknowledgements(send, leases, soon);
     }
 }
 
@@ -578,6 +548,7 @@ static wherry_status serve(send_call *send, wherry_error *error) {
     wherry_transport *transport = send->call.transport;
     uint64_t ticked = wh_clock_now();
     wh_wait_log wait = {0};
+    wherry_status result = WHERRY_OK;
     /* The receiver has probably just started too; poll briefly. */
     wh_mailbox_stay_awake(transport->group->mailbox);
     for (;;) {
@@ -589,23 +560,27 @@ static wherry_status serve(send_call *send, wherry_error *error) {
         }
         census all = count_readers(send);
         if (all.ended == send->count && (!send->waiting.any || send->waiting.closed)) {
-            return WHERRY_OK;
+            return result;
         }
-        wh_message message;
-        wherry_status status = wh_call_must_end(&send->call, "sending a checkpoint", error);
-        if (status != WHERRY_OK) {
-            revoke_all(send, status, error);
-            return status;
+        if (result == WHERRY_OK) {
+            result = wh_call_must_end(&send->call, "sending a checkpoint", error);
+            if (result != WHERRY_OK) {
+                revoke_all(send, result, error); /* The loop goes on until all have ended. */
+                continue;
+            }
         }
         step_all(send, all.stepping);
-        wh_deadline soon = all.stepping ? wh_deadline_in_ms(0) : wh_call_tick(&send->call);
-        soon = all.backlog ? wh_deadline_earlier(soon, wh_deadline_in_ms(WH_SERVE_FLUSH_MS)) : soon;
-        status = wh_inbox_take(send->inbox, soon, &message, error);
+        wh_message message;
+        wherry_error why;
+        wh_deadline soon = wh_deadline_in_ms(all.stepping ? 0 : WH_SERVE_FLUSH_MS);
+        soon = all.stepping || all.backlog || result != WHERRY_OK ? soon : wh_call_tick(&send->call);
+        wherry_status status = wh_inbox_take(send->inbox, soon, &message, &why);
         if (status == WHERRY_OK) {
             take(send, &message);
         } else if (status == WHERRY_CLOSED) {
-            revoke_all(send, status, error);
-            return status;
+            revoke_all(send, status, &why);
+            *error = result == WHERRY_OK ? why : *error;
+            return result == WHERRY_OK ? status : result;
         }
         uint64_t now = wh_clock_now();
         if ((status == WHERRY_TIMED_OUT && !all.stepping) || now - ticked > WH_SERVE_TICK_NS) {
