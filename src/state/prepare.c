@@ -16,9 +16,11 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "memory/memory.h"
 #include "range/region.h"
 #include "state/path.h"
 #include "state/sharded.h"
+#include "state/value.h"
 
 enum { DEFAULT_CHUNK_BYTES = 4 << 20, DEFAULT_MAX_GAP = 4095 };
 
@@ -502,4 +504,47 @@ bool wh_grouping_init(wh_grouping *groups, const wherry_prepared *prepared) {
 void wh_grouping_destroy(wh_grouping *groups) {
     wh_free(groups->starts);
     wh_free(groups->order);
+}
+
+/* ---- readable by this process ---- */
+
+static bool is_readable(const wherry_storage *storage) {
+    wherry_device device = wherry_storage_device(storage);
+    return wh_memory_of(device.kind) && (device.kind != WHERRY_DEVICE_CUDA || device.index >= 0);
+}
+
+/** Stops at the first tensor that cannot be read, and fills the error. */
+static bool check_leaf(void *context, wherry_value *leaf) {
+    wherry_error *error = context;
+    for (size_t i = 0; i < wh_value_tensor_count(leaf); i++) {
+        const wherry_storage *storage = wh_value_tensor_at(leaf, i)->as.tensor->storage;
+        char device[WHERRY_DEVICE_TEXT_MAX];
+        if (!is_readable(storage)) {
+            wh_fail(error, WHERRY_UNSUPPORTED, "a tensor of the state is on %s, which cannot be read here",
+                    wherry_device_text(wherry_storage_device(storage), device));
+        } else if (wh_storage_is_bare(storage)) {
+            wh_fail(error, WHERRY_INVALID_ARGUMENT, "a tensor of the state has no memory");
+        } else {
+            continue;
+        }
+        wh_fail_value(error, leaf);
+        return false;
+    }
+    return true;
+}
+
+wherry_status wh_prepared_check_readable(const wherry_prepared *prepared, wherry_error *error) {
+    bool all = true;
+    const wh_storage_traits *traits = &prepared->traits;
+    for (size_t i = 0; i < prepared->storage_count && all && (traits->devices || traits->bare); i++) {
+        all = is_readable(prepared->storages[i]) && !wh_storage_is_bare(prepared->storages[i]);
+    }
+    wherry_error found;
+    if (all || wh_visit_tensor_leaves(prepared->state, check_leaf, &found)) {
+        return WHERRY_OK;
+    }
+    if (error) {
+        *error = found;
+    }
+    return found.status;
 }

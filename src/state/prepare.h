@@ -114,6 +114,13 @@ bool wh_prepared_take_storage(wherry_prepared *prepared, wherry_storage *storage
 bool wh_prepared_divide(wherry_prepared *prepared);
 
 /**
+ * Checks that this process can read all storages; looks for the tensor only if it cannot.
+ * @return WHERRY_OK; WHERRY_UNSUPPORTED for a tensor on a device that cannot be read here, and
+ * WHERRY_INVALID_ARGUMENT for one without memory, both with the path.
+ */
+wherry_status wh_prepared_check_readable(const wherry_prepared *prepared, wherry_error *error);
+
+/**
  * True if the bytes of a chunk are in device memory; false if they are in host memory. No chunk has
  * both.
  */

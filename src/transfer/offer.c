@@ -6,60 +6,13 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "manifest/manifest.h"
-#include "memory/cuda.h"
-#include "memory/memory.h"
-#include "state/path.h"
 #include "state/prepare.h"
 #include "state/tensor.h"
-#include "state/value.h"
 
 /** Room in an OFFER message for everything except manifest and addresses; more than it needs. */
 enum { OFFER_REST_BYTES = 2 << 20 };
 
 /* ---- preparing ---- */
-
-static bool is_readable(const wherry_storage *storage) {
-    wherry_device device = wherry_storage_device(storage);
-    return wh_memory_of(device.kind) && (device.kind != WHERRY_DEVICE_CUDA || device.index >= 0);
-}
-
-/** Stops at the first tensor that cannot be read, and fills the error. */
-static bool check_leaf(void *context, wherry_value *leaf) {
-    wherry_error *error = context;
-    for (size_t i = 0; i < wh_value_tensor_count(leaf); i++) {
-        const wherry_storage *storage = wh_value_tensor_at(leaf, i)->as.tensor->storage;
-        char device[WHERRY_DEVICE_TEXT_MAX];
-        if (!is_readable(storage)) {
-            wh_fail(error, WHERRY_UNSUPPORTED, "a tensor of the state is on %s, which cannot be read here",
-                    wherry_device_text(wherry_storage_device(storage), device));
-        } else if (wh_storage_is_bare(storage)) {
-            wh_fail(error, WHERRY_INVALID_ARGUMENT, "a tensor of the state has no memory");
-        } else {
-            continue;
-        }
-        wh_fail_value(error, leaf);
-        return false;
-    }
-    return true;
-}
-
-/** Checks that all storages can be read; looks for the tensor only if one cannot. */
-static wherry_status check_memory(const wh_offer *offer, const wherry_value *state, wherry_error *error) {
-    bool all = true;
-    const wh_storage_traits *traits = &offer->prepared->traits;
-    for (size_t i = 0; i < offer->summary.storages && all && (traits->devices || traits->bare); i++) {
-        const wherry_storage *storage = offer->prepared->storages[i];
-        all = is_readable(storage) && !wh_storage_is_bare(storage);
-    }
-    wherry_error found;
-    if (all || wh_visit_tensor_leaves(state, check_leaf, &found)) {
-        return WHERRY_OK;
-    }
-    if (error) {
-        *error = found;
-    }
-    return found.status;
-}
 
 /** Fills everything up to the manifest. */
 static wherry_status prepare(wh_offer *offer, const wherry_value *state, int64_t rank, bool exact,
@@ -71,7 +24,7 @@ static wherry_status prepare(wh_offer *offer, const wherry_value *state, int64_t
     WH_TRY(wh_manifest_prepare(state, &options, &offer->prepared, &offer->manifest, &offer->manifest_size, error));
     wherry_prepared_summarize(offer->prepared, &offer->summary);
     offer->devices = offer->prepared->traits.cuda;
-    WH_TRY(check_memory(offer, state, error));
+    WH_TRY(wh_prepared_check_readable(offer->prepared, error));
     return wh_manifest_fingerprint(offer->prepared, offer->manifest, offer->manifest_size, &offer->fingerprint)
                ? WHERRY_OK
                : wh_fail_memory(error, "the fingerprint of a manifest");
