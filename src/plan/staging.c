@@ -1,4 +1,4 @@
-#include "transfer/staging.h"
+#include "plan/staging.h"
 
 #include <string.h>
 
@@ -28,11 +28,11 @@ typedef struct copying {
 
 /* ---- source ---- */
 
-void wh_fetch_init(wh_fetch *fetch, const wh_offer *offer, uint32_t workers, const wh_stop *stop,
+void wh_fetch_init(wh_fetch *fetch, const wherry_prepared *prepared, uint32_t workers, const wh_stop *stop,
                    wh_deadline deadline) {
-    *fetch = (wh_fetch){.offer = offer, .ahead = wh_min(wh_max(2 * (uint64_t)workers, AHEAD_MIN), AHEAD_MAX)};
+    *fetch = (wh_fetch){.prepared = prepared, .ahead = wh_min(wh_max(2 * (uint64_t)workers, AHEAD_MIN), AHEAD_MAX)};
     pthread_mutex_init(&fetch->lock, NULL);
-    wh_slots_init(&fetch->slots, offer->devices, wh_space_chunk_max(&offer->prepared->space), stop, deadline);
+    wh_slots_init(&fetch->slots, prepared->traits.cuda, wh_space_chunk_max(&prepared->space), stop, deadline);
 }
 
 bool wh_fetch_add(wh_fetch *fetch, const wherry_interval *intervals, size_t count) {
@@ -73,7 +73,7 @@ static int lay_out_piece(void *context, const wh_piece *piece) {
 
 /** Begins to fetch the next chunk; the lock is held. */
 static wherry_status fetch_next(wh_fetch *fetch, wherry_error *error) {
-    const wherry_prepared *prepared = fetch->offer->prepared;
+    const wherry_prepared *prepared = fetch->prepared;
     uint64_t chunk = fetch->order[fetch->begun];
     uint64_t begin;
     uint64_t length;
@@ -98,9 +98,7 @@ static wh_slot **find_active(wh_fetch *fetch, uint64_t chunk) {
     return *at ? at : NULL;
 }
 
-wherry_status wh_fetch_gather(wh_fetch *fetch, uint64_t chunk, wh_segments *segments, wherry_error *error) {
-    uint64_t begin;
-    uint64_t length;
+wherry_status wh_fetch_gather(wh_fetch *fetch, uint64_t chunk, struct iovec *run_p, wherry_error *error) {
     pthread_mutex_lock(&fetch->lock);
     /*
      * After a failure no slot is handed out, because the slot that failed has no ticket to wait
@@ -128,9 +126,8 @@ wherry_status wh_fetch_gather(wh_fetch *fetch, uint64_t chunk, wh_segments *segm
         return status;
     }
     WH_TRY(wh_slots_await(&fetch->slots, slot, error));
-    wherry_prepared_chunk(fetch->offer->prepared, chunk, &begin, &length);
-    wh_segments_clear(segments);
-    return wh_segments_add(segments, slot->memory, length) ? WHERRY_OK : wh_fail_memory(error, "a chunk's segments");
+    *run_p = (struct iovec){slot->memory, wh_prepared_chunk_length(fetch->prepared, chunk)};
+    return WHERRY_OK;
 }
 
 void wh_fetch_done(wh_fetch *fetch, uint64_t chunk) {

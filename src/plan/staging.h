@@ -14,16 +14,16 @@
  * destroy functions. Lock order: the lock of the fetch or delivery, then that of its slots. The
  * callback of a delivery runs under the lock of the delivery.
  */
-#ifndef WH_TRANSFER_STAGING_H
-#define WH_TRANSFER_STAGING_H
+#ifndef WH_PLAN_STAGING_H
+#define WH_PLAN_STAGING_H
 
 #include <pthread.h>
+#include <sys/uio.h>
 
 #include <wherry/expert.h>
 
 #include "memory/cuda_slots.h"
 #include "range/chunkset.h"
-#include "transfer/offer.h"
 
 /* ---- source ---- */
 
@@ -32,7 +32,7 @@
  * worker that asks for a chunk also starts the copies of the next ones. Starts as {0}.
  */
 typedef struct wh_fetch {
-    const wh_offer *offer; /**< NULL: not initialized. */
+    const wherry_prepared *prepared; /**< NULL: not initialized. */
     wh_slots slots;
     pthread_mutex_t lock; /**< Protects the members below. */
     uint64_t *order;      /**< The numbers of all chunks that were added. */
@@ -47,10 +47,11 @@ typedef struct wh_fetch {
 } wh_fetch;
 
 /**
- * @param offer, stop  borrowed.
- * @param workers      threads of the lane.
+ * @param prepared, stop  borrowed.
+ * @param workers         threads of the lane.
  */
-void wh_fetch_init(wh_fetch *fetch, const wh_offer *offer, uint32_t workers, const wh_stop *stop, wh_deadline deadline);
+void wh_fetch_init(wh_fetch *fetch, const wherry_prepared *prepared, uint32_t workers, const wh_stop *stop,
+                   wh_deadline deadline);
 
 /** Adds chunks, which the lane will ask for in this order. @return false if out of memory. */
 bool wh_fetch_add(wh_fetch *fetch, const wherry_interval *intervals, size_t count);
@@ -60,15 +61,15 @@ void wh_fetch_destroy(wh_fetch *fetch);
 
 /** True between wh_fetch_init and wh_fetch_destroy. */
 static inline bool wh_fetch_exists(const wh_fetch *fetch) {
-    return fetch->offer != NULL;
+    return fetch->prepared != NULL;
 }
 
 /**
- * Waits until the chunk is in host memory. Replaces the segments, which stay valid until
- * wh_fetch_done.
+ * Waits until the chunk is in host memory.
+ * @param run_p  receives its bytes, which stay valid until wh_fetch_done.
  * @return WHERRY_OK; WHERRY_NO_MEMORY; as wh_cuda_queue_copy and wh_cuda_queue_wait.
  */
-wherry_status wh_fetch_gather(wh_fetch *fetch, uint64_t chunk, wh_segments *segments, wherry_error *error);
+wherry_status wh_fetch_gather(wh_fetch *fetch, uint64_t chunk, struct iovec *run_p, wherry_error *error);
 
 /** The lane has read the chunk. */
 void wh_fetch_done(wh_fetch *fetch, uint64_t chunk);

@@ -18,7 +18,7 @@
  * 2. With verify, a chunk is good only if the digest of what landed equals the one that its source
  *    claims. If the lane carries digests, they are compared when the chunk is closed, otherwise
  *    when both the chunk and the source's DIGESTS message have come.
- * 3. A chunk for a device that comes over a lane for host memory goes through a slot (staging.h).
+ * 3. A chunk for a device that comes over a lane for host memory goes through a slot (plan/staging.h).
  *    Closing it begins the copies to the device; it has landed when these have completed.
  *
  * Threads: workers of a session call the functions of its sink. All others are for the thread
@@ -33,9 +33,9 @@
 #include <wherry/expert.h>
 
 #include "lane/lane.h"
+#include "plan/staging.h"
 #include "range/chunkset.h"
 #include "transfer/session.h"
-#include "transfer/staging.h"
 #include "transfer/trace.h"
 
 typedef enum wh_chunk_state {

@@ -97,8 +97,14 @@ static wh_more feed_more(void *context, uint32_t wait_ms) {
 static wherry_status feed_gather(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
     wh_push *push = context;
     wh_point("source gathers a chunk");
-    WH_TRY(wh_fetch_exists(&push->fetch) ? wh_fetch_gather(&push->fetch, chunk, segments, error)
-                                         : wh_offer_gather(push->offer, chunk, segments, error));
+    if (wh_fetch_exists(&push->fetch)) {
+        struct iovec run;
+        WH_TRY(wh_fetch_gather(&push->fetch, chunk, &run, error));
+        wh_segments_clear(segments);
+        WH_TRY_ALLOC(wh_segments_add(segments, run.iov_base, run.iov_len), error, "a chunk's segments");
+    } else {
+        WH_TRY(wh_offer_gather(push->offer, chunk, segments, error));
+    }
     return push->digests ? digest_gathered(push, chunk, segments, error) : WHERRY_OK;
 }
 
@@ -192,7 +198,7 @@ static wherry_status prepare_fetch(wh_push *push, wherry_error *error) {
     if (moves_device || !push->on_device) {
         return WHERRY_OK;
     }
-    wh_fetch_init(&push->fetch, push->offer, session->end ? session->end->workers : 1, &session->stop,
+    wh_fetch_init(&push->fetch, push->offer->prepared, session->end ? session->end->workers : 1, &session->stop,
                   session->site.deadline);
     for (size_t i = 0; i < session->queue.count; i++) {
         const wh_chunk_set *request = &session->queue.requests[i].chunks;

@@ -13,10 +13,10 @@
 
 #include <wherry/expert.h>
 
+#include "plan/staging.h"
 #include "transfer/message.h"
 #include "transfer/offer.h"
 #include "transfer/session.h"
-#include "transfer/staging.h"
 
 /** Moves nothing, on no host. For a session that only computes digests. */
 extern const wh_lane_ops wh_lane_digests;

@@ -6,19 +6,19 @@
 
 #include "support/device_memory.h"
 #include "support/fake_driver.h"
-#include "transfer/staging.h"
+#include "plan/staging.h"
+#include "transfer/offer.h"
 
 enum { UNKNOWN = 999, BYTES = 9 << 20, CALLS = 40 };
 
 static wherry_error error;
 static fake_driver fake;
 
-static void expect_bytes(const wh_segments *segments, uint64_t begin) {
-    for (size_t i = 0; i < segments->count; i++) {
-        const uint8_t *bytes = segments->items[i].iov_base;
-        for (size_t k = 0; k < segments->items[i].iov_len; k++) {
-            assert_int_equal(bytes[k], (uint8_t)(5 + 7 * begin++));
-        }
+static void expect_bytes(const struct iovec *run, uint64_t begin, uint64_t length) {
+    const uint8_t *bytes = run->iov_base;
+    assert_int_equal(run->iov_len, length);
+    for (size_t i = 0; i < length; i++) {
+        assert_int_equal(bytes[i], (uint8_t)(5 + 7 * (begin + i)));
     }
 }
 
@@ -26,27 +26,26 @@ static void expect_bytes(const wh_segments *segments, uint64_t begin) {
 static bool fetch_all(const wh_offer *offer, uint64_t number) {
     wh_stop stop;
     wh_fetch fetch = {0};
-    wh_segments segments = {0};
     uint64_t chunks = offer->summary.chunks;
     bool failed = false;
     must(wh_stop_init(&stop, &error));
-    wh_fetch_init(&fetch, offer, 2, &stop, wh_deadline_in_ms(20000));
+    wh_fetch_init(&fetch, offer->prepared, 2, &stop, wh_deadline_in_ms(20000));
     assert_true(wh_fetch_add(&fetch, &(wherry_interval){0, chunks}, 1));
     fake.fail_at(number, UNKNOWN);
     for (uint64_t turn = 0; turn < 2 * chunks; turn++) { /* Two workers fetch each chunk. */
         uint64_t begin;
         uint64_t length;
-        wherry_status status = wh_fetch_gather(&fetch, turn / 2, &segments, &error);
+        struct iovec run;
+        wherry_status status = wh_fetch_gather(&fetch, turn / 2, &run, &error);
         assert_true(!failed || status == WHERRY_SYSTEM);
         failed = status != WHERRY_OK;
         wherry_prepared_chunk(offer->prepared, turn / 2, &begin, &length);
         if (!failed) {
-            expect_bytes(&segments, begin);
+            expect_bytes(&run, begin, length);
         }
     }
     fake.fail_at(0, 0);
     wh_fetch_destroy(&fetch);
-    wh_segments_destroy(&segments);
     wh_stop_destroy(&stop);
     return failed;
 }
