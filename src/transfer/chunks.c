@@ -220,9 +220,12 @@ static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landin
     return ok ? WHERRY_OK : wh_fail_memory(error, "a chunk that has arrived");
 }
 
-/** Wakes the thread inside the call if it may want to request more chunks. */
+/**
+ * Wakes the thread inside the call if it may want to request more chunks. After the last request,
+ * waking it for each chunk would only take time from the workers.
+ */
 static void note_finished(const wh_pull *pull) {
-    if (atomic_load(&pull->wakes)) {
+    if (!atomic_load(&pull->session.queue.last)) {
         wh_inbox_wake(pull->session.inbox);
     }
 }

@@ -87,8 +87,6 @@ typedef struct wh_pull {
     wh_chunks *chunks;
     uint8_t source; /**< The number of the source. */
     bool verify;    /**< True if digests are wanted. */
-    /** Wake the inbox after each chunk, because more chunks may be requested. */
-    atomic_bool wakes;
     /** Addresses of the source's storages, for wh_origin_gather; NULL if the lane has push. */
     const void *addresses;
 } wh_pull;

@@ -30,16 +30,14 @@ typedef struct field {
     uint64_t most; /**< The largest allowed number or length. */
 } field;
 
-#define OF_NUMBER(member, width, most)                                                                                 \
-    { NUMBER, width, 1, offsetof(wh_note, member), most }
-#define OF_BYTES(member, width, most, unit)                                                                            \
-    { BYTES, width, unit, offsetof(wh_note, member), most }
-#define OF_TEXT(member, most)                                                                                          \
-    { TEXT, 2, 1, offsetof(wh_note, member), most }
-#define OF_VERSION                                                                                                     \
-    { VERSION, 2, 1, offsetof(wh_note, version), UINT64_MAX }
-#define OF_LANES                                                                                                       \
-    { LANES, 1, 1, offsetof(wh_note, lanes), WH_OFFERED_LANES_MAX }
+#define OF(kind, width, unit, member, most)                                                                            \
+    { kind, width, unit, offsetof(wh_note, member), most }
+#define OF_NUMBER(member, width, most) OF(NUMBER, width, 1, member, most)
+#define OF_BYTES(member, width, most, unit) OF(BYTES, width, unit, member, most)
+#define OF_TEXT(member, most) OF(TEXT, 2, 1, member, most)
+#define OF_VERSION OF(VERSION, 2, 1, version, UINT64_MAX)
+#define OF_LANES OF(LANES, 1, 1, lanes, WH_OFFERED_LANES_MAX)
+#define OF_STATUS OF(STATUS, 4, 1, status, UINT64_MAX)
 #define OF_TAG(member) OF_NUMBER(member, 8, UINT64_MAX)
 #define OF_STEP OF_NUMBER(step, 8, UINT64_MAX)
 #define OF_VERIFY OF_NUMBER(verify, 1, UINT8_MAX)
@@ -49,8 +47,6 @@ typedef struct field {
 #define OF_INTERVALS OF_BYTES(intervals, 4, UINT64_MAX, 1)
 #define OF_REQUEST OF_BYTES(lane, 1, UINT64_MAX, 1), OF_BYTES(request, 2, WH_LANE_OFFER_MAX, 1)
 #define OF_CHUNKS OF_FLAG(last), OF_SIZE, OF_INTERVALS
-#define OF_STATUS                                                                                                      \
-    { STATUS, 4, 1, offsetof(wh_note, status), UINT64_MAX }
 #define OF_REASON OF_STATUS, OF_TEXT(path, WH_REASON_PATH_MAX), OF_TEXT(text, WH_REASON_MAX)
 #define OF_OFFER OF_BYTES(manifest, 8, UINT64_MAX, 1), OF_BYTES(addresses, 8, UINT64_MAX, 1)
 

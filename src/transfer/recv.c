@@ -94,6 +94,10 @@ wherry_status wh_recv_check_sources(wh_recv *recv, wherry_error *error) {
             first = first ? first : one;
             gone++;
         }
+        if (one->state == WH_SOURCE_GONE && one->failure.status == WHERRY_MISMATCH) {
+            *error = one->failure;
+            return WHERRY_MISMATCH;
+        }
     }
     bool all = recv->call.options.require == WHERRY_REQUIRE_ALL;
     if (!gone || (gone < recv->source_count && !all)) {
@@ -190,17 +194,6 @@ static wherry_status check_step(const wh_recv *recv, const wh_recv_source *sourc
     return wh_fail_rank(error, source->rank, WHERRY_MISMATCH);
 }
 
-/** A source that sends another step ends the whole receive, as different states do. */
-static wherry_status find_mismatch(const wh_recv *recv, wherry_error *error) {
-    for (WH_EACH_SOURCE(one, recv)) {
-        if (one->state == WH_SOURCE_GONE && one->failure.status == WHERRY_MISMATCH) {
-            *error = one->failure;
-            return WHERRY_MISMATCH;
-        }
-    }
-    return WHERRY_OK;
-}
-
 /** The number of sources that have not joined the group yet, and were not lost. */
 static size_t count_joining(const wh_recv *recv) {
     size_t count = 0;
@@ -251,7 +244,6 @@ static wherry_status await_offers(wh_recv *recv, wherry_error *error) {
     char call[CALL_MAX];
     char doing[WHO_MAX + CALL_MAX + 32];
     for (;;) {
-        WH_TRY(find_mismatch(recv, error));
         WH_TRY(wh_recv_check_sources(recv, error));
         size_t offered = count_sources(recv, WH_SOURCE_OFFERED);
         first = offered && !first ? wh_clock_now() : first;
@@ -514,7 +506,6 @@ static wherry_status work(wh_recv *recv, wherry_error *error) {
     for (WH_EACH_SOURCE(one, recv)) {
         WH_TRY(wh_source_look(one, error));
     }
-    WH_TRY(find_mismatch(recv, error));
     WH_TRY(ask_absent(recv, error));
     WH_TRY(wh_recv_check_sources(recv, error));
     look_at_schedule(recv);

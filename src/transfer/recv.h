@@ -57,6 +57,8 @@ typedef struct wh_recv {
     wh_trace trace;
     bool held;  /**< True if memory may still be written to: see wh_lane_site.held_p. */
     bool clear; /**< True if bytes came over a lane that does not encrypt. */
+    /** True if a source that has offered a state may be reached over a network. */
+    bool remote;
     /** For logging that the call waits for sources that have not offered a state. */
     wh_wait_log wait;
     uint64_t ready_ns; /**< Time that it took to prepare the target. */
@@ -93,7 +95,10 @@ bool wh_recv_is_fatal(const wh_recv *recv, wherry_status status);
  */
 bool wh_recv_is_stalled(wh_recv *recv, const wh_recv_source *source);
 
-/** Fails if no source is left, or if one is gone and all are required. */
+/**
+ * Fails if no source is left, if one is gone and all are required, and if one sends another state:
+ * that ends the whole receive.
+ */
 wherry_status wh_recv_check_sources(wh_recv *recv, wherry_error *error);
 
 /**

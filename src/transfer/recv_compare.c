@@ -136,15 +136,6 @@ static bool find_differing(const wh_comparing *comparing, wh_chunk_set *differin
     return ok;
 }
 
-/** True if all sources that have offered a state, also those that were lost, are on this host. */
-static bool are_local(const wh_recv *recv) {
-    bool local = true;
-    for (WH_EACH_SOURCE(one, recv)) {
-        local = local && !one->remote;
-    }
-    return local;
-}
-
 wherry_status wh_recv_remove_equal(wh_recv *recv, wh_recv_source *source, wh_chunk_set *chunks, bool weak,
                                    wh_chunk_set *unknown, wherry_error *error) {
     wh_comparing comparing = {.recv = recv, .chunks = chunks, .left = chunks->total, .stop.event = -1};
@@ -152,7 +143,7 @@ wherry_status wh_recv_remove_equal(wh_recv *recv, wh_recv_source *source, wh_chu
     if (!chunks->total) {
         return WHERRY_OK;
     }
-    comparing.strong = !weak && !are_local(recv);
+    comparing.strong = !weak && recv->remote;
     comparing.digests = wh_alloc_zeroed(chunks->total, sizeof(*comparing.digests));
     wherry_status status = wh_check_memory(comparing.digests, error, "a comparison");
     WH_THEN(status, digest_both(source, &comparing, error));

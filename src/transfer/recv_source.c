@@ -156,13 +156,13 @@ wherry_status wh_source_ask(wh_recv_source *source, wherry_error *error) {
 }
 
 static void take_answer(wh_recv_source *source, const wh_note *note) {
-    if (source->answer == WH_CONFIRM) {
+    if (source->answer == WH_CONFIRM || source->state != WH_SOURCE_OFFERED) {
         return; /* Only CONFIRMED answers a CONFIRM. */
     }
     source->answer = note->type;
-    source->reason = (wherry_error){.status = WHERRY_OK};
+    source->failure = (wherry_error){.status = WHERRY_OK};
     if (note->status != WHERRY_OK) {
-        wh_fail(&source->reason, WHERRY_REFUSED, "%.*s", (int)note->text.size, (const char *)note->text.bytes);
+        wh_fail(&source->failure, WHERRY_REFUSED, "%.*s", (int)note->text.size, (const char *)note->text.bytes);
     }
     if (note->type == WH_REFUSE_LANE) {
         wh_session_stop(&source->pull.session);
@@ -221,14 +221,13 @@ static wherry_status take_note(wh_recv_source *source, const wh_note *note, wher
 }
 
 /** Takes over the message. */
-static wherry_status take_offer(wh_recv_source *source, wh_message *message, const wh_note *note) {
+static void take_offer(wh_recv_source *source, wh_message *message, const wh_note *note) {
     source->offer_message = *message;
     source->offer = *note;
     *message = (wh_message){.channel = WH_NO_SOCKET};
     source->state = WH_SOURCE_OFFERED;
-    source->remote = !wh_group_is_local(source->transport->group, source->rank);
+    source->recv->remote |= !wh_group_is_local(source->transport->group, source->rank);
     wh_liveness_note(&source->heard);
-    return WHERRY_OK;
 }
 
 void wh_source_take(wh_recv_source *source, wh_message *message) {
@@ -250,7 +249,7 @@ void wh_source_take(wh_recv_source *source, wh_message *message) {
     }
     wherry_status status = wh_note_decode(message->bytes, message->size, &note, &error);
     if (status == WHERRY_OK && note.type == WH_OFFER && source->state == WH_SOURCE_ASKED) {
-        status = take_offer(source, message, &note);
+        take_offer(source, message, &note);
     } else if (status == WHERRY_OK) {
         status = take_note(source, &note, &error);
     }
@@ -371,9 +370,9 @@ static wherry_status assist(wh_recv_source *source, const wh_bytes *offered, wh_
     if (source->state != WH_SOURCE_OFFERED || source->recalled) {
         return WHERRY_OK;
     }
-    if (source->reason.status != WHERRY_OK) {
+    if (source->failure.status != WHERRY_OK) {
         wherry_error first = *refusal;
-        wh_fail(refusal, first.status, "%s; the source does not open it: %s", first.message, source->reason.message);
+        wh_fail(refusal, first.status, "%s; the source does not open it: %s", first.message, source->failure.message);
         return WHERRY_OK;
     }
     bool again = false;
@@ -515,11 +514,7 @@ static wherry_status send_request(wh_recv_source *source, wh_note *note, const w
     for (uint64_t i = 0; i < chunks->total; i++) {
         wh_chunks_assign(&recv->chunks, wh_chunk_set_at(chunks, i), wh_source_number(source));
     }
-    /*
-     * Workers may begin at once, so the chunks are assigned before. After the last request nothing
-     * is left to request. Waking this thread for each chunk would then take time from the workers.
-     */
-    atomic_store(&source->pull.wakes, !note->last);
+    /* Workers may begin at once, so the chunks are assigned before. */
     bool ok = wh_session_request(&source->pull.session, chunks->intervals, chunks->count, note->last);
     wh_intervals_encode(chunks->intervals, chunks->count, &list);
     note->intervals = (wh_bytes){list.bytes, list.size};
@@ -682,11 +677,11 @@ static wherry_status look_at_end(wh_recv_source *source, wherry_error *error) {
         end_session(source);
         /* Bytes that arrive over another lane could be overwritten by this one. */
         if (recv->held) {
-            wh_fail(error, WHERRY_CLOSED, "%s: %s", source->name, source->reason.message);
+            wh_fail(error, WHERRY_CLOSED, "%s: %s", source->name, source->failure.message);
             return wh_fail_rank(error, source->rank, WHERRY_CLOSED);
         }
         take_back_all(source);
-        note_refusal(source, source->lane, &source->reason);
+        note_refusal(source, source->lane, &source->failure);
         source->next_lane++;
         return WHERRY_OK;
     }

@@ -55,7 +55,6 @@ typedef struct wh_recv_source {
     uint64_t incarnation;     /**< The incarnation that was asked; 0: not known. */
     wh_message offer_message; /**< The OFFER, which `offer` borrows from. */
     wh_note offer;
-    bool remote;              /**< It has offered a state, and may be reached over a network. */
     wh_pull pull;             /**< The session of this source; closed if nothing is requested. */
     const wh_lane_ops *lane;  /**< The lane of the last session; NULL: none. */
     size_t next_lane;         /**< The lane of the call to try next. */
@@ -71,8 +70,8 @@ typedef struct wh_recv_source {
      * asked to confirm, and has not answered.
      */
     wh_message_type answer;
-    wherry_error reason;  /**< The status in the answer; WHERRY_OK: yes. */
-    wherry_error failure; /**< The reason why it is BROKEN or GONE. */
+    /** The reason in the answer, with status WHERRY_OK for yes; later why it is BROKEN or GONE. */
+    wherry_error failure;
     /** When it became BROKEN or was asked to confirm, or when its session last had work to do. */
     uint64_t since;
     wh_liveness heard;              /**< When the source last made progress. */

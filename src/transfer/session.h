@@ -44,7 +44,7 @@ typedef struct wh_request_queue {
     size_t count;
     size_t capacity;
     size_t current; /**< The request whose chunks are being handed out. */
-    bool last;      /**< True if no request follows. */
+    atomic_bool last; /**< True if no request follows. Any thread may read it. */
 } wh_request_queue;
 
 /** Wakes an inbox: a function for wh_cancel_add and wh_workers_start. */

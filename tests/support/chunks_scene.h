@@ -68,6 +68,7 @@ static inline void pull_open(wh_pull *pull, wh_chunks *chunks, uint8_t number, c
     *pull = (wh_pull){.chunks = chunks, .source = number, .verify = how != NO_CHECK};
     const wh_lane_ops *lane = how == BY_LANE ? &digest_lane : &plain_lane;
     must(wh_session_prepare(&pull->session, lane, &(wh_lane_site){.threads = 1}, NULL, &error));
+    pull->session.queue.last = true; /* Nobody has to be woken. */
     if (pull->verify) {
         assert_true(wh_chunks_reserve_digests(chunks));
     }

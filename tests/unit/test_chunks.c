@@ -650,7 +650,7 @@ static void test_wakes_the_inbox(void **state) {
     s.pulls[0].session.inbox = inbox;
     land(&s, 0, 0, NULL, NULL);
     assert_false(was_woken(inbox, 100));
-    s.pulls[0].wakes = true;
+    s.pulls[0].session.queue.last = false;
     must(open_chunk(&s, 0, 1));
     assert_false(was_woken(inbox, 100));
     must(close_chunk(&s, 0, NULL, NULL));
