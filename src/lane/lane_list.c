@@ -145,6 +145,18 @@ void wh_stats_skip_lane(wherry_stats *stats, const char *name, const wherry_erro
     snprintf(skipped->text, sizeof(skipped->text), "%.*s", WHERRY_LANE_TEXT_MAX - 1, error->message);
 }
 
+void wh_stats_skip_forbidden(wherry_stats *stats, const wh_lane_ops *const *all, size_t count,
+                             const wh_lane_list *allowed) {
+    for (size_t i = 0; i < count; i++) {
+        if (!wh_lane_list_find(allowed, all[i]->name, strlen(all[i]->name))) {
+            wherry_error reason;
+            wh_fail(&reason, WHERRY_UNSUPPORTED, "not allowed here");
+            reason.reason = WHERRY_LANE_NOT_ALLOWED;
+            wh_stats_skip_lane(stats, all[i]->name, &reason);
+        }
+    }
+}
+
 void wh_stats_describe_lane(wherry_stats *stats, const wh_lane_ops *lane, const wh_lane_end *end) {
     if (!lane || !lane->describe || !end) {
         return;

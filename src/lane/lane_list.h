@@ -65,6 +65,10 @@ void wh_stats_add_lane(wherry_stats *stats, const char *name);
  */
 void wh_stats_skip_lane(wherry_stats *stats, const char *name, const wherry_error *error);
 
+/** Records the lanes that exist and are not in the list, because the user does not allow them. */
+void wh_stats_skip_forbidden(wherry_stats *stats, const wh_lane_ops *const *all, size_t count,
+                             const wh_lane_list *allowed);
+
 /**
  * Sets stats->detail to the lane's own description of how the bytes travelled, if it has one. No
  * worker may run. lane and end may be NULL.

@@ -595,6 +595,15 @@ const wherry_interval *wherry_plan_intervals(const wherry_plan *plan, size_t *co
     return plan->wanted.intervals;
 }
 
+/** The smallest page size of host memory. */
+enum { SMALL_PAGE = 4096 };
+
+uint64_t wh_plan_runs(const wherry_plan *plan, bool small_pages) {
+    uint64_t pages = plan->bytes / SMALL_PAGE;
+    bool small = small_pages || wh_storages_on_small_pages(plan->kept, plan->kept_count, &plan->traits);
+    return pages > plan->move_count && small ? pages : plan->move_count;
+}
+
 void wherry_plan_summarize(const wherry_plan *plan, wherry_plan_summary *summary_p) {
     *summary_p = (wherry_plan_summary){
         .tensors = plan->tensor_count,

@@ -206,4 +206,10 @@ bool wh_plan_gather(const wherry_plan *plan, uint64_t chunk, wh_gathered *gather
 
 void wh_gathered_destroy(wh_gathered *gathered);
 
+/**
+ * The number of runs of memory that a plan writes. A small page counts as one, for lanes that
+ * handle pages one by one. @param small_pages  the source's memory is on small pages.
+ */
+uint64_t wh_plan_runs(const wherry_plan *plan, bool small_pages);
+
 #endif

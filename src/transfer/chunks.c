@@ -34,7 +34,7 @@ static wherry_status admit(const wh_pull *pull, uint64_t chunk, wherry_error *er
     }
     atomic_store_explicit(&chunks->current, chunk, memory_order_relaxed);
     if (chunks->opened) {
-        chunks->opened[place] = wh_trace_now(chunks->trace);
+        chunks->opened[place] = wh_trace_now(chunks->options);
     }
     wh_point("receiver opened a chunk");
     return WHERRY_OK;
@@ -47,7 +47,7 @@ static void finish(wh_chunks *chunks, uint64_t chunk, wh_chunk_state state) {
     if (chunks->opened) {
         uint64_t length = wh_prepared_chunk_length(chunks->plan->prepared, chunk);
         unsigned char owner = atomic_load(chunks->owners + place);
-        wh_trace_range(chunks->trace, chunks->opened[place], chunk, length, chunks->sources[owner].lane,
+        wh_trace_range(chunks->options, chunks->opened[place], chunk, length, chunks->sources[owner].lane,
                        chunks->sources[owner].rank);
     }
     wh_point("receiver closed a chunk");
@@ -118,10 +118,10 @@ bool wh_chunks_reserve_digests(wh_chunks *chunks) {
     return chunks->digests != NULL;
 }
 
-bool wh_chunks_set_trace(wh_chunks *chunks, const wh_trace *trace) {
-    chunks->trace = trace;
-    chunks->opened = wh_trace_now(trace) ? wh_alloc_zeroed(chunks->wanted.total, sizeof(*chunks->opened)) : NULL;
-    return chunks->opened || !wh_trace_now(trace);
+bool wh_chunks_set_trace(wh_chunks *chunks, const wherry_transfer_options *options) {
+    chunks->options = options;
+    chunks->opened = options->trace ? wh_alloc_zeroed(chunks->wanted.total, sizeof(*chunks->opened)) : NULL;
+    return chunks->opened || !options->trace;
 }
 
 void wh_chunks_assign(wh_chunks *chunks, uint64_t chunk, uint8_t source) {
@@ -311,14 +311,6 @@ static wherry_status sink_arrived(void *context, uint64_t chunk, wherry_error *e
 
 /* ---- the interface for lanes ---- */
 
-static bool sink_next(void *context, uint64_t *chunk_p) {
-    return wh_session_next(&((wh_pull *)context)->session, chunk_p);
-}
-
-static wh_more sink_more(void *context, uint32_t wait_ms) {
-    return wh_session_more(&((wh_pull *)context)->session, wait_ms);
-}
-
 static wherry_status sink_origin(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
     const wh_pull *pull = context;
     return wh_origin_gather(wherry_plan_prepared(pull->chunks->plan), pull->addresses, chunk, segments, error);
@@ -338,8 +330,8 @@ wh_sink wh_pull_sink(wh_pull *pull) {
     return (wh_sink){
         .context = pull,
         .verify = pull->verify,
-        .next = sink_next,
-        .more = sink_more,
+        .next = wh_session_next,
+        .more = wh_session_more,
         .origin = sink_origin,
         .open = sink_open,
         .close = sink_close,

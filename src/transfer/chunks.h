@@ -72,7 +72,8 @@ typedef struct wh_chunks {
     _Atomic uint64_t moved;   /**< Bytes, including those that came more than once. */
     _Atomic uint64_t current; /**< The chunk that was opened last; UINT64_MAX: none. */
     wh_delivery delivery;     /**< Delivers the chunks of devices. */
-    const wh_trace *trace;    /**< Receives an event per chunk; NULL: none. */
+    /** Has the trace callback, which receives an event per chunk; NULL: none. */
+    const wherry_transfer_options *options;
     uint64_t *opened;         /**< By place, with trace: when the chunk was opened. */
     /** For events. Changes only while the source has no session. */
     struct {
@@ -83,7 +84,7 @@ typedef struct wh_chunks {
 
 /** The receiver's side of a session: chunks that come from one source. Starts as {0}. */
 typedef struct wh_pull {
-    wh_session session;
+    wh_session session; /**< First: see wh_move_fn and wh_session_next. */
     wh_chunks *chunks;
     uint8_t source; /**< The number of the source. */
     bool verify;    /**< True if digests are wanted. */
@@ -111,9 +112,10 @@ void wh_chunks_destroy(wh_chunks *chunks);
 void wh_chunks_leak(wh_chunks *chunks);
 
 /**
- * Reports an event per chunk from now on. trace is borrowed. @return false if there is no memory.
+ * Reports an event per chunk from now on, if the options have a trace callback. They are borrowed.
+ * @return false if there is no memory.
  */
-bool wh_chunks_set_trace(wh_chunks *chunks, const wh_trace *trace);
+bool wh_chunks_set_trace(wh_chunks *chunks, const wherry_transfer_options *options);
 
 /** Prepares for digests. @return false if there is no memory. */
 bool wh_chunks_reserve_digests(wh_chunks *chunks);

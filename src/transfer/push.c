@@ -24,15 +24,6 @@ static void digest_chunk(wh_push *push, wh_digester *digester, uint64_t chunk, c
     }
 }
 
-/** Computes the digest of a chunk that is about to be sent, if the lane does not carry digests. */
-static wherry_status digest_gathered(wh_push *push, uint64_t chunk, const wh_segments *segments, wherry_error *error) {
-    wh_digester *digester = wh_digester_create();
-    WH_TRY(wh_check_memory(digester, error, "a digest"));
-    digest_chunk(push, digester, chunk, segments);
-    wh_digester_destroy(digester);
-    return WHERRY_OK;
-}
-
 /** A worker that only computes digests, for a receiver that reads the memory itself. */
 static wherry_status digest_all(wh_session *session, uint32_t worker, uint32_t wait_ms, bool *again_p,
                                 wherry_error *error) {
@@ -80,20 +71,6 @@ wherry_status wh_push_tell_digests(wh_push *push, wh_tell_digests_fn tell, void 
 
 /* ---- the feed ---- */
 
-static bool feed_next(void *context, uint64_t *chunk_p) {
-    wh_push *push = context;
-    if (wh_deadline_passed(push->session.site.deadline)) {
-        /* The stop shows that the feed is not complete. */
-        wh_stop_request(&push->session.stop);
-        return false;
-    }
-    return wh_session_next(&push->session, chunk_p);
-}
-
-static wh_more feed_more(void *context, uint32_t wait_ms) {
-    return wh_session_more(&((wh_push *)context)->session, wait_ms);
-}
-
 static wherry_status feed_gather(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
     wh_push *push = context;
     wh_point("source gathers a chunk");
@@ -105,7 +82,13 @@ static wherry_status feed_gather(void *context, uint64_t chunk, wh_segments *seg
     } else {
         WH_TRY(wh_offer_gather(push->offer, chunk, segments, error));
     }
-    return push->digests ? digest_gathered(push, chunk, segments, error) : WHERRY_OK;
+    if (push->digests) { /* The lane does not carry digests. */
+        wh_digester *digester = wh_digester_create();
+        WH_TRY(wh_check_memory(digester, error, "a digest"));
+        digest_chunk(push, digester, chunk, segments);
+        wh_digester_destroy(digester);
+    }
+    return WHERRY_OK;
 }
 
 static void feed_moved(void *context, uint64_t bytes) {
@@ -130,8 +113,8 @@ static wherry_status push_all(wh_session *session, uint32_t worker, uint32_t wai
                     .verify = push->verify,
                     .wait_ms = wait_ms,
                     .again_p = again_p,
-                    .next = feed_next,
-                    .more = feed_more,
+                    .next = wh_session_next,
+                    .more = wh_session_more,
                     .gather = feed_gather,
                     .moved = feed_moved,
                     .continues = feed_continues,
@@ -160,7 +143,7 @@ static wherry_status check_device(wh_push *push, const wherry_interval *interval
                          (int)push->session.site.peer);
 }
 
-wherry_status wh_push_request(wh_push *push, wh_bytes bytes, bool last, uint64_t *chunks_p, wherry_error *error) {
+wherry_status wh_push_request(wh_push *push, wh_bytes bytes, bool last, wherry_error *error) {
     wherry_interval *intervals;
     size_t count;
     WH_TRY(wh_intervals_decode(bytes, push->offer->summary.chunks, &intervals, &count, error));
@@ -178,7 +161,6 @@ wherry_status wh_push_request(wh_push *push, wh_bytes bytes, bool last, uint64_t
         status = wh_fail_memory(error, "a request");
     }
     wh_free(intervals);
-    *chunks_p = wh_intervals_total(bytes);
     return status;
 }
 

@@ -23,7 +23,7 @@ extern const wh_lane_ops wh_lane_digests;
 
 /** Starts as {0}. Must not move in memory while its session is open. */
 typedef struct wh_push {
-    wh_session session;
+    wh_session session; /**< First: see wh_move_fn and wh_session_next. */
     const wh_offer *offer;
     bool verify;    /**< The receiver wants digests, */
     bool strong;    /**< by SHA-256. */
@@ -49,11 +49,10 @@ wherry_status wh_push_prepare(wh_push *push, const wh_offer *offer, const wh_lan
 /**
  * Appends a request of the receiver.
  * @param intervals  encoded, from a hostile peer.
- * @param chunks_p   receives the number of chunks.
  * @return WHERRY_OK; WHERRY_OUT_OF_BOUNDS; WHERRY_MALFORMED, also for a request without chunks that
  * is not the last, and for chunks of host and device memory in one session; WHERRY_NO_MEMORY.
  */
-wherry_status wh_push_request(wh_push *push, wh_bytes intervals, bool last, uint64_t *chunks_p, wherry_error *error);
+wherry_status wh_push_request(wh_push *push, wh_bytes intervals, bool last, wherry_error *error);
 
 /**
  * Starts the work, after the lane was accepted and the first request was appended.

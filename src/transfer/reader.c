@@ -235,17 +235,10 @@ static wh_lane_site site_of(wh_reader *reader) {
     return site;
 }
 
-/** Asks a lane what to offer. */
-static wherry_status offer_lane(wh_reader *reader, const wh_lane_ops *lane, wh_string *text, wherry_error *error) {
-    wh_lane_site site = site_of(reader);
-    WH_TRY(wh_lane_check_encryption(lane, site.group, error));
-    WH_TRY(lane->offer(&site, text, error));
-    return text->failed ? wh_fail_memory(error, "the offer of a lane") : WHERRY_OK;
-}
-
 /** Fills the lanes of an OFFER, in `list`, and the addresses if a lane needs them. */
 static void offer_lanes(wh_reader *reader, wh_note *offer, wh_string *list) {
     const wh_lane_list *lanes = &reader->call->lanes;
+    wh_lane_site site = site_of(reader);
     for (size_t i = 0; i < lanes->count; i++) {
         const wh_lane_ops *lane = lanes->lanes[i];
         wh_string text = {0};
@@ -253,7 +246,10 @@ static void offer_lanes(wh_reader *reader, wh_note *offer, wh_string *list) {
         if (wh_lane_is_skipped(lanes, lane, reader->offer->devices != 0)) {
             continue;
         }
-        if (offer_lane(reader, lane, &text, &error) == WHERRY_OK) {
+        wherry_status status = wh_lane_check_encryption(lane, site.group, &error);
+        WH_THEN(status, lane->offer(&site, &text, &error));
+        if (status == WHERRY_OK) {
+            list->failed = list->failed || text.failed;
             wh_lanes_add(list, lane->name, text.bytes, text.size);
             if (lane->traits & WH_LANE_ONE_SIDED) {
                 offer->addresses = (wh_bytes){reader->offer->addresses.bytes, reader->offer->addresses.size};
@@ -398,15 +394,16 @@ static wherry_status count_question(wh_reader *reader, wherry_error *error) {
 /** Appends the chunks of a PLAN or a REQUEST to the session. */
 static wherry_status append_chunks(wh_reader *reader, const wh_note *note, wherry_error *error) {
     wherry_stats *stats = &reader->outcome.stats;
-    uint64_t chunks = 0;
+    const wh_request_queue *queue = &reader->lane.push.session.queue;
+    size_t before = queue->count;
     if (!reader->times) {
         reader->times = wh_alloc_zeroed(wh_max(reader->offer->summary.chunks, 1), sizeof(*reader->times));
         WH_TRY(wh_check_memory(reader->times, error, "a plan"));
     }
-    WH_TRY(wh_push_request(&reader->lane.push, note->intervals, note->last, &chunks, error));
-    const wh_request_queue *queue = &reader->lane.push.session.queue;
-    for (uint64_t i = 0; i < chunks; i++) {
-        uint64_t chunk = wh_chunk_set_at(&queue->requests[queue->count - 1].chunks, i);
+    WH_TRY(wh_push_request(&reader->lane.push, note->intervals, note->last, error));
+    const wh_chunk_set *added = queue->count > before ? &queue->requests[before].chunks : &(wh_chunk_set){0};
+    for (uint64_t i = 0; i < added->total; i++) {
+        uint64_t chunk = wh_chunk_set_at(added, i);
         if (reader->times[chunk] == TIMES_MAX) {
             return wh_fail(error, WHERRY_MALFORMED, "rank %d has requested chunk %" PRIu64 " more than %d times",
                            (int)reader->rank, chunk, TIMES_MAX);
@@ -505,7 +502,6 @@ static wherry_status take_request(wh_reader *reader, wh_message *message, const 
 
 static wherry_status take_compare(wh_reader *reader, const wh_note *note, wherry_error *error) {
     uint32_t workers;
-    uint64_t chunks;
     wh_lane_site site = site_of(reader);
     if (wh_session_is_open(&reader->compare.session) && wh_push_has_told(&reader->compare)) {
         wh_push_close(&reader->compare); /* The workers of the lane are about to end. */
@@ -518,7 +514,7 @@ static wherry_status take_compare(wh_reader *reader, const wh_note *note, wherry
     WH_TRY(
         wh_push_prepare(&reader->compare, reader->offer, &wh_lane_digests, &site, reader->waiting->inbox, true, error));
     reader->compare.strong = note->strong;
-    WH_TRY(wh_push_request(&reader->compare, note->intervals, true, &chunks, error));
+    WH_TRY(wh_push_request(&reader->compare, note->intervals, true, error));
     if (reader->compare.on_device) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d asks for digests of device memory", (int)reader->rank);
     }

@@ -15,14 +15,10 @@
 #include "state/tensor.h"
 #include "transfer/transfer_timing.h"
 
-enum {
-    /**
-     * Sources on this host that are used at once. One is enough, because memory bandwidth is the
-     * limit.
-     */
-    LOCAL_SOURCES = 1,
-    SMALL_PAGE = 4096,
-};
+/**
+ * Sources on this host that are used at once. One is enough, because memory bandwidth is the limit.
+ */
+enum { LOCAL_SOURCES = 1 };
 
 /* ---- messages ---- */
 
@@ -90,14 +86,15 @@ wherry_status wh_recv_check_sources(wh_recv *recv, wherry_error *error) {
     size_t gone = 0;
     const wh_recv_source *first = NULL;
     for (WH_EACH_SOURCE(one, recv)) {
-        if (one->state == WH_SOURCE_GONE) {
-            first = first ? first : one;
-            gone++;
+        if (one->state != WH_SOURCE_GONE) {
+            continue;
         }
-        if (one->state == WH_SOURCE_GONE && one->failure.status == WHERRY_MISMATCH) {
+        if (one->failure.status == WHERRY_MISMATCH) {
             *error = one->failure;
             return WHERRY_MISMATCH;
         }
+        first = first ? first : one;
+        gone++;
     }
     bool all = recv->call.options.require == WHERRY_REQUIRE_ALL;
     if (!gone || (gone < recv->source_count && !all)) {
@@ -322,29 +319,6 @@ wherry_status wh_recv_settle(wh_recv *recv, wherry_error *error) {
     return status;
 }
 
-/** Number of runs of memory; a small page counts as one, for lanes that handle pages one by one. */
-static uint64_t count_runs(const wh_recv *recv) {
-    const wherry_plan *plan = recv->agreed.plan;
-    uint64_t pages = recv->agreed.summary.bytes / SMALL_PAGE;
-    bool small = recv->agreed.first->offer.small_pages ||
-                 wh_storages_on_small_pages(plan->kept, plan->kept_count, &plan->traits);
-    return pages > recv->agreed.summary.copies && small ? pages : recv->agreed.summary.copies;
-}
-
-/** Records the lanes that exist but are not allowed. */
-static void note_forbidden(wh_recv *recv) {
-    const wherry_transport *transport = recv->call.transport;
-    for (size_t i = 0; i < transport->lane_count; i++) {
-        const char *name = transport->lanes[i]->name;
-        if (!wh_lane_list_find(&recv->call.lanes, name, strlen(name))) {
-            wherry_error reason;
-            wh_fail(&reason, WHERRY_UNSUPPORTED, "not allowed here");
-            reason.reason = WHERRY_LANE_NOT_ALLOWED;
-            wh_stats_skip_lane(&recv->stats, name, &reason);
-        }
-    }
-}
-
 /** Requests what a source should send now. */
 static wherry_status feed_source(wh_recv *recv, wh_recv_source *source, wherry_error *error) {
     wh_session *session = &source->pull.session;
@@ -547,17 +521,11 @@ static bool has_chunks(const wh_recv *recv, const wh_recv_source *source) {
     return source->scheduled >= 0 && wh_schedule_landed_count(recv->schedule, source->scheduled) > 0;
 }
 
-/** Asks all sources whose chunks are kept whether their states were unchanged. */
-static wherry_status ask_to_confirm(wh_recv *recv, wherry_error *error) {
-    for (WH_EACH_SOURCE(one, recv)) {
-        if (wh_source_is_usable(one) && one->answer != WH_CONFIRMED && has_chunks(recv, one)) {
-            wh_note note = {.type = WH_CONFIRM, .epoch = one->offer.epoch};
-            one->answer = WH_CONFIRM; /* This stays until the answer comes. */
-            one->since = wh_clock_now();
-            WH_TRY(wh_source_tell(one, &note, error));
-        }
-    }
-    return WHERRY_OK;
+/** Asks a source whether its state was unchanged. */
+static wherry_status ask_to_confirm(wh_recv_source *source, const wh_note *note, wherry_error *error) {
+    source->answer = WH_CONFIRM; /* This stays until the answer comes. */
+    source->since = wh_clock_now();
+    return wh_source_tell(source, note, error);
 }
 
 /**
@@ -580,6 +548,16 @@ static bool awaits_confirmation(wh_recv *recv) {
         awaits = awaits || pending;
     }
     return awaits;
+}
+
+static wherry_status await_confirmations(wh_recv *recv, wherry_error *error) {
+    while (awaits_confirmation(recv)) {
+        WH_TRY(wh_recv_pump(recv, wh_call_tick(&recv->call), "waiting for the source to confirm", error));
+        if (recv->source_count > 1) { /* A single source was told with DONE. */
+            wh_recv_progress(recv, false);
+        }
+    }
+    return WHERRY_OK;
 }
 
 /**
@@ -605,11 +583,13 @@ static wherry_status confirm_moved(wh_recv *recv, wherry_error *error) {
             WH_TRY(wh_recv_compare_sources(recv, error));
         }
         wh_point("receiver asks to confirm");
-        WH_TRY(ask_to_confirm(recv, error));
-        while (awaits_confirmation(recv)) {
-            WH_TRY(wh_recv_pump(recv, wh_call_tick(&recv->call), "waiting for the sources to confirm", error));
-            wh_recv_progress(recv, false);
+        for (WH_EACH_SOURCE(one, recv)) {
+            if (wh_source_is_usable(one) && one->answer != WH_CONFIRMED && has_chunks(recv, one)) {
+                wh_note note = {.type = WH_CONFIRM, .epoch = one->offer.epoch};
+                WH_TRY(ask_to_confirm(one, &note, error));
+            }
         }
+        WH_TRY(await_confirmations(recv, error));
         if (is_confirmed(recv)) {
             return WHERRY_OK;
         }
@@ -639,10 +619,12 @@ static wherry_status begin_moving(wh_recv *recv, wherry_error *error) {
 
 /** Moves all chunks: first those of host memory, then those of devices, over separate lanes. */
 static wherry_status move_chunks(wh_recv *recv, wherry_error *error) {
-    wh_lane_list_sort(&recv->call.lanes, recv->agreed.summary.bytes, count_runs(recv));
-    note_forbidden(recv);
+    uint64_t runs = wh_plan_runs(recv->agreed.plan, recv->agreed.first->offer.small_pages);
+    wh_lane_list_sort(&recv->call.lanes, recv->agreed.summary.bytes, runs);
+    wh_stats_skip_forbidden(&recv->stats, recv->call.transport->lanes, recv->call.transport->lane_count,
+                            &recv->call.lanes);
     bool ok = wh_chunks_init(&recv->chunks, recv->agreed.plan, &recv->agreed.wanted, &recv->stop, recv->call.deadline);
-    WH_TRY_ALLOC(ok && wh_chunks_set_trace(&recv->chunks, &recv->trace), error, "a receive");
+    WH_TRY_ALLOC(ok && wh_chunks_set_trace(&recv->chunks, &recv->call.options), error, "a receive");
     for (int device = 0; device < 2; device++) {
         recv->on_device = device;
         WH_TRY_ALLOC(wh_recv_select(recv, device, &recv->moving), error, "a receive");
@@ -692,15 +674,12 @@ static wherry_status finish(wh_recv *recv, wherry_error *error) {
     }
     wh_transport_forget(source->transport, source->transport->group, source->rank, false, source->lane);
     wh_note done = {.type = WH_DONE, .epoch = source->offer.epoch, .bytes = atomic_load(&recv->chunks.moved)};
-    source->answer = 0;
-    WH_TRY(wh_source_tell(source, &done, error));
+    WH_TRY(ask_to_confirm(source, &done, error));
     wh_point("receiver said done");
-    WH_TRY(wh_source_await(source, WH_RELEASED, "waiting for the source to confirm", error));
+    WH_TRY(await_confirmations(recv, error));
     WH_TRY(wh_recv_check_sources(recv, error));
     source->told = true;
-    return source->answer == WH_RELEASED
-               ? WHERRY_OK
-               : wh_fail(error, WHERRY_MALFORMED, "%s refused a lane after all bytes had come", source->name);
+    return WHERRY_OK;
 }
 
 static wherry_status receive(wh_recv *recv, wherry_error *error) {
@@ -823,7 +802,6 @@ wherry_status wherry_checkpoint_recv_sources(const wherry_source *sources, size_
     for (size_t i = 0; i < count; i++) {
         begin_source(&recv, sources + i);
     }
-    recv.trace = (wh_trace){taken->trace, taken->trace_context, sources->rank};
     status = run(&recv, state_p, error);
     wh_call_detach(&recv.call);
     for (size_t i = 0; i < count; i++) {

@@ -54,7 +54,6 @@ typedef struct wh_recv {
     wh_stop stop;
     wh_tensor_table table;
     bool has_table;
-    wh_trace trace;
     bool held;  /**< True if memory may still be written to: see wh_lane_site.held_p. */
     bool clear; /**< True if bytes came over a lane that does not encrypt. */
     /** True if a source that has offered a state may be reached over a network. */

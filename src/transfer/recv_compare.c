@@ -190,7 +190,7 @@ wherry_status wh_recv_compare(wh_recv *recv, wherry_error *error) {
     atomic_store(&recv->chunks.moved, 0);
     source->heard.bytes = 0;
     recv->stats.compare_seconds = wh_seconds(begin, wh_clock_now());
-    wh_trace_phase(&recv->trace, "compare", begin, wh_clock_now());
+    wh_trace_phase(&recv->call.options, "compare", begin, wh_clock_now(), recv->sources->rank);
     wh_point("receiver compared");
     return status;
 }

@@ -274,12 +274,13 @@ static bool must_stop_probe(void *context) {
     return source->recalled || wh_call_is_cancelled(&source->recv->call);
 }
 
-wherry_status wh_source_await(wh_recv_source *source, wh_message_type type, const char *doing, wherry_error *error) {
+/** Waits for the answer to ASSIST: ASSISTED or REFUSE_LANE; or until the source is gone. */
+static wherry_status await_help(wh_recv_source *source, wherry_error *error) {
     wh_recv *recv = source->recv;
     int64_t patience = recv->call.options.no_progress_ms;
     wh_deadline limit = wh_deadline_in_ms(patience);
-    while (source->state == WH_SOURCE_OFFERED && source->answer != type && source->answer != WH_REFUSE_LANE &&
-           !source->recalled) {
+    const char *doing = "waiting for the source to open a lane";
+    while (source->state == WH_SOURCE_OFFERED && !source->answer && !source->recalled) {
         if (wh_deadline_passed(limit)) {
             wherry_error why;
             wh_fail(&why, WHERRY_TIMED_OUT, "%s: timed out while %s: no answer for %lld ms", source->name, doing,
@@ -304,13 +305,12 @@ static void note_refusal(wh_recv_source *source, const wh_lane_ops *lane, const 
 
 /** Checks that the source gave one address per storage. */
 static wherry_status check_addresses(const wh_recv_source *source, wherry_error *error) {
-    wherry_prepared_summary summary;
-    wherry_prepared_summarize(wherry_plan_prepared(source->recv->agreed.plan), &summary);
+    uint64_t storages = source->recv->agreed.plan->prepared->storage_count;
     size_t size = source->offer.addresses.size;
-    return size / 8 == summary.storages && size % 8 == 0
-               ? WHERRY_OK
-               : wh_fail(error, WHERRY_MALFORMED, "the source gave %zu addresses for %" PRIu64 " storages", size / 8,
-                         summary.storages);
+    return size == 8 * storages ? WHERRY_OK
+                                : wh_fail(error, WHERRY_MALFORMED,
+                                          "the source gave %zu bytes of addresses for %" PRIu64 " storages", size,
+                                          storages);
 }
 
 static bool decide_verify(const wh_recv_source *source, const wh_lane_ops *lane) {
@@ -366,7 +366,7 @@ static wherry_status assist(wh_recv_source *source, const wh_bytes *offered, wh_
     };
     source->answer = 0;
     WH_TRY(wh_source_tell(source, &note, error));
-    WH_TRY(wh_source_await(source, WH_ASSISTED, "waiting for the source to open a lane", error));
+    WH_TRY(await_help(source, error));
     if (source->state != WH_SOURCE_OFFERED || source->recalled) {
         return WHERRY_OK;
     }

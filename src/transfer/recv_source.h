@@ -100,12 +100,6 @@ wherry_status wh_source_tell(wh_recv_source *source, const wh_note *note, wherry
 void wh_source_fail(wh_recv_source *source, wherry_status status, const wherry_error *error, bool tell);
 
 /**
- * Waits until the source has answered with a message of this type, has refused its lane, or is
- * gone.
- */
-wherry_status wh_source_await(wh_recv_source *source, wh_message_type type, const char *doing, wherry_error *error);
-
-/**
  * Requests chunks, which must not be assigned to any source. Opens a session first if there is
  * none: tries the lanes, the fastest first. If none works, the source fails. If trying takes so
  * long that other sources are asked instead, no session is opened, and the source becomes

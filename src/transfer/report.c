@@ -107,7 +107,9 @@ static void finish_source_stats(const wh_recv_source *source, wherry_source_stat
 
 void wh_recv_finish_stats(wh_recv *recv) {
     wherry_stats *stats = &recv->stats;
+    const wherry_transfer_options *options = &recv->call.options;
     const uint64_t *at = recv->moments;
+    int32_t peer = recv->sources->rank;
     uint64_t now = wh_clock_now();
     uint64_t done = at[WH_AT_DONE] ? at[WH_AT_DONE] : now;
     uint64_t data = at[WH_AT_DATA] ? at[WH_AT_DATA] : at[WH_AT_DONE];
@@ -118,10 +120,10 @@ void wh_recv_finish_stats(wh_recv *recv) {
     stats->check_seconds = stats->checked ? wh_seconds(at[WH_AT_LANDED], at[WH_AT_DONE]) : 0;
     stats->release_seconds = wh_seconds(at[WH_AT_DONE], now);
     stats->total_seconds = wh_seconds(recv->call.begin, now);
-    wh_trace_phase(&recv->trace, "offer", at[WH_AT_ASKED], at[WH_AT_OFFERED]);
-    wh_trace_phase(&recv->trace, "plan", at[WH_AT_OFFERED], data);
-    wh_trace_phase(&recv->trace, "data", data, done);
-    wh_trace_phase(&recv->trace, "release", at[WH_AT_DONE], now);
+    wh_trace_phase(options, "offer", at[WH_AT_ASKED], at[WH_AT_OFFERED], peer);
+    wh_trace_phase(options, "plan", at[WH_AT_OFFERED], data, peer);
+    wh_trace_phase(options, "data", data, done, peer);
+    wh_trace_phase(options, "release", at[WH_AT_DONE], now, peer);
     stats->tensors = recv->agreed.summary.tensors;
     stats->bytes_wanted = recv->agreed.wanted_bytes;
     stats->bytes_moved = atomic_load(&recv->chunks.moved);
@@ -130,8 +132,8 @@ void wh_recv_finish_stats(wh_recv *recv) {
     for (size_t i = 0; i < recv->source_count; i++) {
         finish_source_stats(recv->sources + i, stats->sources + i);
     }
-    if (recv->call.options.stats) {
-        *recv->call.options.stats = *stats;
+    if (options->stats) {
+        *options->stats = *stats;
     }
 }
 

@@ -42,8 +42,12 @@ bool wh_session_request(wh_session *session, const wherry_interval *intervals, s
     return ok;
 }
 
-bool wh_session_next(wh_session *session, uint64_t *chunk_p) {
+bool wh_session_next(void *context, uint64_t *chunk_p) {
+    wh_session *session = context;
     wh_request_queue *queue = &session->queue;
+    if (wh_deadline_passed(session->site.deadline)) {
+        wh_stop_request(&session->stop); /* It shows that the requests are not done. */
+    }
     if (wh_stop_requested(&session->stop)) {
         return false;
     }
@@ -65,7 +69,8 @@ static wh_more find_more(wh_session *session) {
     return !is_exhausted(queue) ? WH_MORE_NOW : queue->last ? WH_MORE_NEVER : WH_MORE_LATER;
 }
 
-wh_more wh_session_more(wh_session *session, uint32_t wait_ms) {
+wh_more wh_session_more(void *context, uint32_t wait_ms) {
+    wh_session *session = context;
     wh_request_queue *queue = &session->queue;
     pthread_mutex_lock(&queue->lock);
     wh_more more = find_more(session);

@@ -95,11 +95,15 @@ wherry_status wh_session_prepare(wh_session *session, const wh_lane_ops *lane, c
  */
 bool wh_session_request(wh_session *session, const wherry_interval *intervals, size_t count, bool last);
 
-/** Returns the next chunk of the current request: implements wh_sink.next and wh_feed.next. */
-bool wh_session_next(wh_session *session, uint64_t *chunk_p);
+/**
+ * Returns the next chunk of the current request: implements wh_sink.next and wh_feed.next. When the
+ * deadline of the site has passed, it requests the stop.
+ * @param session  a wh_session, or what begins with one.
+ */
+bool wh_session_next(void *session, uint64_t *chunk_p);
 
 /** Continues with the next request: implements wh_sink.more and wh_feed.more. */
-wh_more wh_session_more(wh_session *session, uint32_t wait_ms);
+wh_more wh_session_more(void *session, uint32_t wait_ms);
 
 /**
  * Counts a chunk as finished, in the oldest request that has it and is not complete.

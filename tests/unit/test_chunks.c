@@ -566,7 +566,7 @@ static void test_reports_events(void **state) {
     (void)state;
     scene s;
     events all = {.count = 0};
-    wh_trace trace = {.tell = keep_event, .context = &all, .peer = 99};
+    wherry_transfer_options trace = {.trace = keep_event, .trace_context = &all};
     wh_routes routes = {0};
     scene_open(&s, NO_CHECK);
     assert_true(wh_chunks_set_trace(&s.chunks, &trace));
@@ -603,10 +603,9 @@ static void test_reports_events(void **state) {
 static void test_works_without_a_trace(void **state) {
     (void)state;
     scene s;
-    wh_trace silent = {.tell = NULL};
+    wherry_transfer_options silent = {.trace = NULL};
     scene_open(&s, NO_CHECK);
-    assert_true(wh_chunks_set_trace(&s.chunks, NULL));
-    land(&s, 0, 0, NULL, NULL);
+    land(&s, 0, 0, NULL, NULL); /* No options were set. */
     assert_true(wh_chunks_set_trace(&s.chunks, &silent));
     land(&s, 0, 1, NULL, NULL);
     assert_null(s.chunks.opened);
@@ -684,7 +683,7 @@ static void test_reports_failed_allocations(void **state) {
     (void)state;
     scene s;
     events all = {.count = 0};
-    wh_trace trace = {.tell = keep_event, .context = &all};
+    wherry_transfer_options trace = {.trace = keep_event, .trace_context = &all};
     scene_open(&s, BY_LANE);
     bool ok = false;
     for (uint64_t fail = 1; !ok; fail++) {
