@@ -114,11 +114,10 @@ static inline uint64_t wh_cursor_number(wh_cursor *cursor, size_t width) {
  * Reads bytes that wh_append_sized (text.h) has written. @return the bytes, borrowed; NULL if they
  * are incomplete.
  */
-static inline const uint8_t *wh_cursor_sized(wh_cursor *cursor, size_t width, size_t *size_p) {
-    *size_p = (size_t)wh_cursor_number(cursor, width);
-    const uint8_t *bytes = wh_cursor_bytes(cursor, *size_p);
-    *size_p = bytes ? *size_p : 0;
-    return bytes;
+static inline wh_bytes wh_cursor_sized(wh_cursor *cursor, size_t width) {
+    size_t size = (size_t)wh_cursor_number(cursor, width);
+    const uint8_t *bytes = wh_cursor_bytes(cursor, size);
+    return (wh_bytes){bytes, bytes ? size : 0};
 }
 
 /** True if every read succeeded and nothing is left. */

@@ -119,6 +119,14 @@ bool wh_utf8_printable(const char *text, size_t size) {
     return wh_utf8_valid(text, size);
 }
 
+size_t wh_utf8_cut(const char *text, size_t size, size_t most) {
+    size_t cut = size < most ? size : most;
+    while (cut > 0 && cut < size && wh_utf8_continues(text[cut])) {
+        cut--;
+    }
+    return cut;
+}
+
 char *wh_double_format(double number, char text[WH_DOUBLE_TEXT_MAX]) {
     locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     locale_t before = uselocale(plain);

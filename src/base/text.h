@@ -57,6 +57,9 @@ static inline bool wh_utf8_continues(char byte) {
  */
 bool wh_utf8_printable(const char *text, size_t size);
 
+/** The largest size up to `most` that does not cut a character of a UTF-8 text. */
+size_t wh_utf8_cut(const char *text, size_t size, size_t most);
+
 /** Size of the buffer for wh_double_format in bytes, including the final zero. */
 #define WH_DOUBLE_TEXT_MAX 40
 

@@ -32,6 +32,18 @@ wherry_status wh_group_check_rank(const wh_group *group, int32_t rank, wherry_er
                                 (int)group->size));
 }
 
+wherry_status wh_group_check_ranks(const wh_group *group, const int32_t *ranks, size_t count, wherry_error *error) {
+    for (size_t i = 0; i < count; i++) {
+        WH_TRY(wh_group_check_rank(group, ranks[i], error));
+        for (size_t k = 0; k < i; k++) {
+            if (ranks[k] == ranks[i]) {
+                return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is named twice", (int)ranks[i]);
+            }
+        }
+    }
+    return WHERRY_OK;
+}
+
 wherry_status wh_group_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
                             wh_deadline deadline, wherry_error *error) {
     return wh_group_send_until(group, rank, tag, bytes, size, deadline, NULL, error);

@@ -209,6 +209,9 @@ struct wh_group {
 /** Checks a rank. @return WHERRY_OK; WHERRY_INVALID_ARGUMENT if the group has no such rank. */
 wherry_status wh_group_check_rank(const wh_group *group, int32_t rank, wherry_error *error);
 
+/** Checks several ranks, of which no two may be the same. @return as wh_group_check_rank. */
+wherry_status wh_group_check_ranks(const wh_group *group, const int32_t *ranks, size_t count, wherry_error *error);
+
 /**
  * These functions check their arguments and then call the operation. They return
  * WHERRY_INVALID_ARGUMENT for a rank outside the group, and for a message that is too long or has

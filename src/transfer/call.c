@@ -71,19 +71,6 @@ wherry_status wh_call_begin(wh_call *call, wherry_transport *transport, const wh
     return WHERRY_OK;
 }
 
-wherry_status wh_check_ranks(const wherry_transport *transport, const int32_t *ranks, size_t count,
-                             wherry_error *error) {
-    for (size_t i = 0; i < count; i++) {
-        WH_TRY(wh_group_check_rank(transport->group, ranks[i], error));
-        for (size_t k = 0; k < i; k++) {
-            if (ranks[k] == ranks[i]) {
-                return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is named twice", (int)ranks[i]);
-            }
-        }
-    }
-    return WHERRY_OK;
-}
-
 int64_t wh_call_rank(const wh_call *call) {
     return call->options.rank >= 0 ? call->options.rank : call->transport->group->rank;
 }

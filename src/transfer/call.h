@@ -39,13 +39,6 @@ typedef struct wh_call {
 wherry_status wh_call_begin(wh_call *call, wherry_transport *transport, const wherry_transfer_options *options,
                             wherry_error *error);
 
-/**
- * Checks the ranks of a call. @return WHERRY_OK; WHERRY_INVALID_ARGUMENT if the group has no such
- * rank, or if one is named twice.
- */
-wherry_status wh_check_ranks(const wherry_transport *transport, const int32_t *ranks, size_t count,
-                             wherry_error *error);
-
 /** The rank of this process in meshes and placements: options.rank, or the rank in the group. */
 int64_t wh_call_rank(const wh_call *call);
 

@@ -47,8 +47,8 @@ static void finish(wh_chunks *chunks, uint64_t chunk, wh_chunk_state state) {
     if (chunks->opened) {
         uint64_t length = wh_prepared_chunk_length(chunks->plan->prepared, chunk);
         unsigned char owner = atomic_load(chunks->owners + place);
-        wh_trace_range(chunks->options, chunks->opened[place], chunk, length, chunks->sources[owner].lane,
-                       chunks->sources[owner].rank);
+        wh_trace(chunks->options, (wherry_trace_event){"chunk", chunks->sources[owner].lane, chunks->opened[place],
+                                                       wh_clock_now(), chunk, length, chunks->sources[owner].rank, 0});
     }
     wh_point("receiver closed a chunk");
 }
@@ -135,19 +135,11 @@ void wh_chunks_assign(wh_chunks *chunks, uint64_t chunk, uint8_t source) {
     atomic_store(chunks->owners + place, source);
 }
 
-void wh_chunks_reset(wh_chunks *chunks, uint64_t chunk) {
-    uint64_t place = wh_chunk_set_find(&chunks->wanted, chunk);
-    atomic_store(chunks->owners + place, WH_NO_SOURCE);
-    set_state(chunks, place, WH_CHUNK_AGAIN);
-}
-
 void wh_chunks_take_back(wh_chunks *chunks, uint64_t chunk) {
     uint64_t place = wh_chunk_set_find(&chunks->wanted, chunk);
-    wh_chunk_state state = wh_chunks_state(chunks, place);
-    if (state != WH_CHUNK_LANDED) {
-        atomic_store(chunks->owners + place, WH_NO_SOURCE);
-        set_state(chunks, place, state == WH_CHUNK_AWAITED ? WH_CHUNK_AWAITED : WH_CHUNK_AGAIN);
-    }
+    bool awaited = wh_chunks_state(chunks, place) == WH_CHUNK_AWAITED;
+    atomic_store(chunks->owners + place, WH_NO_SOURCE);
+    set_state(chunks, place, awaited ? WH_CHUNK_AWAITED : WH_CHUNK_AGAIN);
 }
 
 /* ---- where bytes go: host memory ---- */

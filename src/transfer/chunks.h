@@ -9,9 +9,8 @@
  *     AWAITED, AGAIN -> OPEN:         sink_open, sink_route
  *     OPEN -> LANDED, UNCHECKED, BAD: finish
  *     UNCHECKED -> LANDED, BAD:       wh_chunks_judge
- *     OPEN, UNCHECKED, BAD -> AGAIN:  wh_chunks_take_back
+ *     OPEN, UNCHECKED, BAD -> AGAIN:  wh_chunks_take_back; also LANDED, if its source was lost
  *     BAD -> AGAIN:                   wh_chunks_assign
- *     LANDED -> AGAIN:                wh_chunks_reset
  *
  * 1. A chunk is assigned to one source at a time. Only the session of that source can open it,
  *    once.
@@ -126,11 +125,8 @@ bool wh_chunks_reserve_digests(wh_chunks *chunks);
  */
 void wh_chunks_assign(wh_chunks *chunks, uint64_t chunk, uint8_t source);
 
-/** Takes a chunk back from its source, unless it has landed. Nobody may open it then. */
+/** Takes a chunk back from its source: it is awaited again. Nobody may open it then. */
 void wh_chunks_take_back(wh_chunks *chunks, uint64_t chunk);
-
-/** Awaits a chunk again that has landed, because its source was lost. */
-void wh_chunks_reset(wh_chunks *chunks, uint64_t chunk);
 
 /** The interface for the lane of a session. Valid as long as `pull`. */
 wh_sink wh_pull_sink(wh_pull *pull);

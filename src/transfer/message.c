@@ -81,16 +81,6 @@ static const field *form_of(uint64_t type) {
 
 /* ---- encoding ---- */
 
-/** The length of a text that is cut to `most` bytes, but never inside a character. */
-static size_t cut_text(const wh_bytes *text, size_t most) {
-    const uint8_t *bytes = text->bytes;
-    size_t size = wh_min(text->size, most);
-    while (size > 0 && size < text->size && (bytes[size] & 0xC0) == 0x80) {
-        size--;
-    }
-    return size;
-}
-
 static void append_field(wh_string *message, const wh_note *note, const field *form) {
     const void *member = (const char *)note + form->offset;
     const wh_bytes *bytes = member;
@@ -108,7 +98,7 @@ static void append_field(wh_string *message, const wh_note *note, const field *f
         wh_append_sized(message, bytes->bytes, bytes->size, form->width);
         break;
     case TEXT:
-        wh_append_sized(message, bytes->bytes, cut_text(bytes, form->most), form->width);
+        wh_append_sized(message, bytes->bytes, wh_utf8_cut(bytes->bytes, bytes->size, form->most), form->width);
         break;
     case LANES:
         wh_string_append(message, bytes->size ? bytes->bytes : "\0", wh_max(bytes->size, 1));
@@ -125,27 +115,21 @@ void wh_note_encode(const wh_note *note, wh_string *message) {
 
 /* ---- decoding ---- */
 
-static wh_bytes take_sized(wh_cursor *cursor, size_t width) {
-    wh_bytes taken;
-    taken.bytes = wh_cursor_sized(cursor, width, &taken.size);
-    return taken;
-}
-
 /**
  * Reads a text for errors and logs. If it is too long, not UTF-8 or has control characters, another
  * text replaces it, because the message is still useful without the text.
  */
 static wh_bytes take_text(wh_cursor *cursor, const field *form) {
     static const char unprintable[] = "(a text that cannot be printed)";
-    wh_bytes text = take_sized(cursor, form->width);
+    wh_bytes text = wh_cursor_sized(cursor, form->width);
     bool printable = text.size <= form->most && (!text.bytes || wh_utf8_printable(text.bytes, text.size));
     return printable ? text : (wh_bytes){unprintable, sizeof(unprintable) - 1};
 }
 
 /** Reads the next lane of an OFFER. */
 static void take_lane(wh_cursor *cursor, wh_bytes *name, wh_bytes *offer) {
-    *name = take_sized(cursor, 1);
-    *offer = take_sized(cursor, 4);
+    *name = wh_cursor_sized(cursor, 1);
+    *offer = wh_cursor_sized(cursor, 4);
     cursor->failed = cursor->failed || offer->size > WH_LANE_LONG_OFFER_MAX;
 }
 
@@ -177,7 +161,7 @@ static void take_field(wh_cursor *cursor, wh_note *note, const field *form) {
         *(int64_t *)member = (int32_t)wh_cursor_number(cursor, form->width);
         break;
     case BYTES:
-        *bytes = take_sized(cursor, form->width);
+        *bytes = wh_cursor_sized(cursor, form->width);
         cursor->failed = cursor->failed || bytes->size > form->most || bytes->size % form->unit;
         break;
     case TEXT:

@@ -138,7 +138,3 @@ wherry_status wh_origin_gather(const wherry_prepared *prepared, const void *addr
                ? wh_fail_memory(error, "a chunk's segments")
                : WHERRY_OK;
 }
-
-wherry_status wh_offer_gather(const wh_offer *offer, uint64_t chunk, wh_segments *segments, wherry_error *error) {
-    return wh_origin_gather(offer->prepared, offer->addresses.bytes, chunk, segments, error);
-}

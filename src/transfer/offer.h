@@ -67,14 +67,11 @@ wh_offer *wh_offer_ref(wh_offer *offer);
 /** Drops a reference. offer may be NULL. */
 void wh_offer_unref(wh_offer *offer);
 
-/** Finds the memory of a chunk of this process's own offer. Replaces the segments. */
-wherry_status wh_offer_gather(const wh_offer *offer, uint64_t chunk, wh_segments *segments, wherry_error *error);
-
 /**
  * Finds the memory of a chunk in the process that offers it.
  * @param addresses  of the storages there, from its OFFER message: 8 bytes for each storage of
  *                   `prepared`.
- * @param segments   replaced; the addresses are those of the other process.
+ * @param segments   replaced; the addresses are those of that process.
  */
 wherry_status wh_origin_gather(const wherry_prepared *prepared, const void *addresses, uint64_t chunk,
                                wh_segments *segments, wherry_error *error);

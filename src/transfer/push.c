@@ -36,7 +36,7 @@ static wherry_status digest_all(wh_session *session, uint32_t worker, uint32_t w
     while (status == WHERRY_OK && more != WH_MORE_NEVER) {
         uint64_t chunk;
         while (status == WHERRY_OK && wh_session_next(&push->session, &chunk)) {
-            status = wh_offer_gather(push->offer, chunk, &segments, error);
+            status = wh_origin_gather(push->offer->prepared, push->offer->addresses.bytes, chunk, &segments, error);
             if (status == WHERRY_OK) {
                 digest_chunk(push, digester, chunk, &segments);
                 atomic_fetch_add_explicit(&push->digested, segments.bytes, memory_order_relaxed);
@@ -80,7 +80,7 @@ static wherry_status feed_gather(void *context, uint64_t chunk, wh_segments *seg
         wh_segments_clear(segments);
         WH_TRY_ALLOC(wh_segments_add(segments, run.iov_base, run.iov_len), error, "a chunk's segments");
     } else {
-        WH_TRY(wh_offer_gather(push->offer, chunk, segments, error));
+        WH_TRY(wh_origin_gather(push->offer->prepared, push->offer->addresses.bytes, chunk, segments, error));
     }
     if (push->digests) { /* The lane does not carry digests. */
         wh_digester *digester = wh_digester_create();

@@ -122,11 +122,6 @@ static inline bool wh_reader_holds_lease(const wh_reader *reader) {
 /** Handles a message of its rank, or about it. */
 void wh_reader_take(wh_reader *reader, wh_message *message);
 
-/** True if its lane leaves the work to the thread that runs the send: wh_push_step. */
-static inline bool wh_reader_needs_step(wh_reader *reader) {
-    return wh_session_needs_step(&reader->lane.push.session);
-}
-
 /**
  * Checks the workers, the backlog and the progress of a reader. Call it after every wake-up, and
  * soon again while messages wait in the backlog.

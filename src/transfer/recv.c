@@ -201,11 +201,10 @@ static size_t count_joining(const wh_recv *recv) {
     return count;
 }
 
-enum { WHO_MAX = 160, CALL_MAX = 80 };
+enum { WHO_MAX = 192, CALL_MAX = 80 };
 
 /**
- * Says which sources have not offered a state, and what they must call. If `call` is empty, `who`
- * is a sentence.
+ * Says which sources have not offered a state, and what they must call. `call` may be empty.
  */
 static void describe_wait(const wh_recv *recv, char who[WHO_MAX], char call[CALL_MAX]) {
     size_t waiting = 0;
@@ -217,7 +216,7 @@ static void describe_wait(const wh_recv *recv, char who[WHO_MAX], char call[CALL
     }
     char more[32] = "";
     if (waiting == 1 && first->state == WH_SOURCE_ABSENT) {
-        snprintf(who, WHO_MAX, "%s %s", first->name,
+        snprintf(who, WHO_MAX, "a checkpoint: %s %s", first->name,
                  has_joined(first) ? "takes no messages" : "has not joined the group");
         *call = '\0';
         return;
@@ -257,13 +256,9 @@ static wherry_status await_offers(wh_recv *recv, wherry_error *error) {
             tick = wh_deadline_in_ms(0); /* ask_absent waits */
         }
         describe_wait(recv, who, call);
-        if (*call) {
-            snprintf(doing, sizeof(doing), "waiting for %s, which must call %s", who, call);
-        } else {
-            snprintf(doing, sizeof(doing), "waiting for a checkpoint: %s", who);
-        }
+        snprintf(doing, sizeof(doing), "waiting for %s%s%s", who, *call ? ", which must call " : "", call);
         if (wh_wait_is_long(&recv->wait)) {
-            wh_log_wait(call, "%s%s", *call ? "" : "a checkpoint: ", who);
+            wh_log_wait(call, "%s", who);
         }
         WH_TRY(wh_recv_pump(recv, tick, doing, error));
         WH_TRY(ask_absent(recv, error));
@@ -425,7 +420,7 @@ static wherry_status replace_chunks(wh_recv *recv, const wh_chunk_set *kept, whe
             other->answer = 0; /* That source must confirm these chunks, too. */
             atomic_store(recv->chunks.owners + wh_chunk_set_find(&recv->chunks.wanted, chunk), wh_source_number(other));
         } else {
-            wh_chunks_reset(&recv->chunks, chunk);
+            wh_chunks_take_back(&recv->chunks, chunk);
         }
     }
     wh_chunk_set_destroy(&left);

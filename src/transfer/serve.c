@@ -449,7 +449,7 @@ static census count_readers(const send_call *send) {
     for (size_t i = 0; i < send->count; i++) {
         wh_reader *one = send->readers[i];
         all.ended += one->state == WH_READER_ENDED;
-        all.stepping += wh_reader_needs_step(one);
+        all.stepping += wh_session_needs_step(&one->lane.push.session);
         all.backlog = all.backlog || one->backlog.count;
         if (one->state == WH_READER_WAITING && !one->nonce) {
             all.first_waiting = all.waiting++ ? all.first_waiting : one->rank;
@@ -466,11 +466,11 @@ static void step_all(send_call *send, size_t stepping) {
     size_t stepped = 0;
     uint32_t wait_ms = stepping == 1 ? WH_CALL_STEP_MS : WH_SERVE_STEP_MS;
     for (size_t i = 0; i < send->count && stepping; i++) {
-        wh_reader *one = send->readers[i];
-        if (wh_reader_needs_step(one)) {
-            wh_session_step(&one->lane.push.session, stepped++ == send->turn ? wait_ms : 0);
-            if (wh_session_has_ended(&one->lane.push.session)) {
-                wh_reader_tick(one);
+        wh_session *session = &send->readers[i]->lane.push.session;
+        if (wh_session_needs_step(session)) {
+            wh_session_step(session, stepped++ == send->turn ? wait_ms : 0);
+            if (wh_session_has_ended(session)) {
+                wh_reader_tick(send->readers[i]);
             }
         }
     }
@@ -653,7 +653,7 @@ wherry_status wherry_checkpoint_send(wherry_transport *transport, const int32_t 
     if (!transport || (count && !ranks) || !state) {
         status = wh_fail(error, WHERRY_INVALID_ARGUMENT, "transport, ranks or state is NULL");
     }
-    WH_THEN(status, wh_check_ranks(transport, ranks, count, error));
+    WH_THEN(status, wh_group_check_ranks(transport->group, ranks, count, error));
     WH_THEN(status, wh_call_begin(&send.call, transport, options, error));
     if (status == WHERRY_OK && count == 0) {
         return WHERRY_OK;

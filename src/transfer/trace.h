@@ -17,26 +17,20 @@ static inline uint64_t wh_trace_now(const wherry_transfer_options *options) {
     return options && options->trace ? wh_clock_now() : 0;
 }
 
-/** A chunk that was opened at `begin` has landed now, over `lane` from rank `peer`. */
-static inline void wh_trace_range(const wherry_transfer_options *options, uint64_t begin, uint64_t chunk,
-                                  uint64_t bytes, const char *lane, int32_t peer) {
-    if (options && options->trace) {
-        wherry_trace_event event = {"chunk", lane,  begin, wh_clock_now(),
-                                    chunk,   bytes, peer,  (uint32_t)syscall(SYS_gettid)};
+/**
+ * Passes an event to the callback, unless it did not begin or did not end. The thread is this one.
+ */
+static inline void wh_trace(const wherry_transfer_options *options, wherry_trace_event event) {
+    if (options && options->trace && event.begin_ns && event.end_ns >= event.begin_ns) {
+        event.thread = (uint32_t)syscall(SYS_gettid);
         options->trace(options->trace_context, &event);
     }
 }
 
-/**
- * Reports a phase of the receive, unless it did not begin or did not end.
- * @param peer  the source; if there are several, the first.
- */
+/** A phase of the receive. @param peer  the source; if there are several, the first. */
 static inline void wh_trace_phase(const wherry_transfer_options *options, const char *name, uint64_t begin,
                                   uint64_t end, int32_t peer) {
-    if (options->trace && begin && end >= begin) {
-        wherry_trace_event event = {name, "", begin, end, WHERRY_TRACE_PHASE, 0, peer, (uint32_t)syscall(SYS_gettid)};
-        options->trace(options->trace_context, &event);
-    }
+    wh_trace(options, (wherry_trace_event){name, "", begin, end, WHERRY_TRACE_PHASE, 0, peer, 0});
 }
 
 #endif

@@ -132,13 +132,12 @@ bool wh_place_decode(wh_cursor *from, char place[WH_PLACE_MAX]) {
     packed form = {.form = (uint8_t)wh_cursor_number(from, 1)};
     uint8_t kind = form.form & (uint8_t)~PLACE_SHORTCUT;
     if (form.form == PLACE_TEXT) {
-        size_t size;
-        const char *text = (const char *)wh_cursor_sized(from, 2, &size);
-        if (!text || size >= WH_PLACE_MAX || !wh_utf8_printable(text, size)) {
+        wh_bytes text = wh_cursor_sized(from, 2);
+        if (!text.bytes || text.size >= WH_PLACE_MAX || !wh_utf8_printable(text.bytes, text.size)) {
             return false;
         }
-        memcpy(place, text, size);
-        place[size] = '\0';
+        memcpy(place, text.bytes, text.size);
+        place[text.size] = '\0';
         return true;
     }
     wh_cursor_copy(from, form.address, kind == PLACE_IPV4 ? 4 : 16);

@@ -133,7 +133,9 @@ static bool read_workers(wh_cursor *cursor, wh_ucx_request *request) {
     for (uint32_t i = 0; good && i < request->workers; i++) {
         wh_ucx_address *address = request->addresses + i;
         address->id = wh_cursor_bytes(cursor, WH_UCX_ID_BYTES);
-        address->bytes = wh_cursor_sized(cursor, 2, &address->size);
+        wh_bytes bytes = wh_cursor_sized(cursor, 2);
+        address->bytes = bytes.bytes;
+        address->size = bytes.size;
         good = address->bytes && address->size;
     }
     return good && wh_cursor_ended(cursor);
