@@ -130,19 +130,6 @@ wherry_status wh_push_prepare(wh_push *push, const wh_offer *offer, const wh_lan
     return wh_session_prepare(&push->session, lane, site, inbox, error);
 }
 
-/** Checks that all chunks of a session are in host memory, or all in device memory. */
-static wherry_status check_device(wh_push *push, const wherry_interval *intervals, size_t count, wherry_error *error) {
-    const wherry_prepared *prepared = push->offer->prepared;
-    const wherry_interval *last = intervals + count - 1;
-    bool first_on = wh_prepared_chunk_on_device(prepared, intervals->first);
-    bool last_on = wh_prepared_chunk_on_device(prepared, last->first + last->count - 1);
-    push->on_device = push->session.queue.count ? push->on_device : first_on;
-    return first_on == last_on && first_on == push->on_device
-               ? WHERRY_OK
-               : wh_fail(error, WHERRY_MALFORMED, "rank %d asks for host memory and device memory at once",
-                         (int)push->session.site.peer);
-}
-
 wherry_status wh_push_request(wh_push *push, wh_bytes bytes, bool last, wherry_error *error) {
     wherry_interval *intervals;
     size_t count;
@@ -152,8 +139,15 @@ wherry_status wh_push_request(wh_push *push, wh_bytes bytes, bool last, wherry_e
         status = wh_fail(error, WHERRY_MALFORMED, "rank %d requests %s", (int)push->session.site.peer,
                          count ? "chunks after the last request" : "no chunk");
     }
-    if (status == WHERRY_OK && count) {
-        status = check_device(push, intervals, count, error);
+    if (status == WHERRY_OK && count) { /* All chunks are in host memory, or all in device memory. */
+        const wherry_interval *end = intervals + count - 1;
+        bool first_on = wh_prepared_chunk_on_device(push->offer->prepared, intervals->first);
+        bool last_on = wh_prepared_chunk_on_device(push->offer->prepared, end->first + end->count - 1);
+        push->on_device = push->session.queue.count ? push->on_device : first_on;
+        if (first_on != last_on || first_on != push->on_device) {
+            status = wh_fail(error, WHERRY_MALFORMED, "rank %d asks for host memory and device memory at once",
+                             (int)push->session.site.peer);
+        }
     }
     bool fetches = wh_fetch_exists(&push->fetch);
     if (status == WHERRY_OK && ((fetches && !wh_fetch_add(&push->fetch, intervals, count)) ||

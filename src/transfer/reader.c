@@ -752,7 +752,7 @@ static wherry_status look_at_compare(wh_reader *reader, wherry_error *error) {
     if (!wh_session_has_ended(&compare->session)) {
         return WHERRY_OK;
     }
-    wherry_status status = wh_session_join(&compare->session, error);
+    wherry_status status = wh_workers_join(&compare->session.workers, error);
     if (wh_push_has_told(compare)) {
         wh_push_close(compare);
     }
@@ -766,7 +766,7 @@ static wherry_status look_at_compare(wh_reader *reader, wherry_error *error) {
 static wherry_status look_at_open_lane(wh_reader *reader, wherry_error *error) {
     wh_session *session = &reader->lane.push.session;
     wherry_error reason;
-    wherry_status status = wh_session_has_ended(session) ? wh_session_join(session, &reason) : WHERRY_OK;
+    wherry_status status = wh_session_has_ended(session) ? wh_workers_join(&session->workers, &reason) : WHERRY_OK;
     if (status == WHERRY_REFUSED) {
         return refuse_lane(reader, status, &reason, error);
     }

@@ -115,24 +115,17 @@ wherry_status wh_recv_check_sources(wh_recv *recv, wherry_error *error) {
 
 /* ---- agreeing ---- */
 
-/** Gives a source the inbox of its group. */
-static wherry_status open_inbox(wh_recv *recv, wh_recv_source *source, wherry_error *error) {
-    for (const wh_recv_source *before = recv->sources; before < source; before++) {
-        if (before->transport->group == source->transport->group) {
-            source->inbox = before->inbox;
-            return WHERRY_OK;
+static wherry_status ask(wh_recv *recv, wherry_error *error) {
+    for (WH_EACH_SOURCE(one, recv)) { /* All sources of a group share an inbox. */
+        for (const wh_recv_source *before = recv->sources; before < one && !one->inbox; before++) {
+            one->inbox = before->transport->group == one->transport->group ? before->inbox : NULL;
+        }
+        if (!one->inbox) {
+            WH_TRY(wh_inbox_open(one->transport->group, 0, &one->inbox, error));
+            recv->inboxes[recv->inbox_count++] = one->inbox;
         }
     }
-    WH_TRY(wh_inbox_open(source->transport->group, 0, &source->inbox, error));
-    recv->inboxes[recv->inbox_count++] = source->inbox;
     recv->open_inboxes = recv->inbox_count;
-    return WHERRY_OK;
-}
-
-static wherry_status ask(wh_recv *recv, wherry_error *error) {
-    for (WH_EACH_SOURCE(one, recv)) {
-        WH_TRY(open_inbox(recv, one, error));
-    }
     wh_call_attach(&recv->call, recv->inboxes[0]);
     recv->moments[WH_AT_ASKED] = wh_clock_now();
     recv->moments[WH_AT_TOLD] = recv->moments[WH_AT_ASKED]; /* A short receive shows no progress. */
@@ -755,20 +748,6 @@ static wherry_status check_call(const wh_recv *recv, const wherry_source *source
                : wh_fail(error, WHERRY_INVALID_ARGUMENT, "state_p is NULL, and there is no target to receive into");
 }
 
-static void begin_source(wh_recv *recv, const wherry_source *named) {
-    wh_recv_source *source = recv->sources + recv->source_count;
-    *source = (wh_recv_source){.recv = recv,
-                               .transport = named->transport,
-                               .rank = named->rank,
-                               .scheduled = -1,
-                               .offer_message.channel = WH_NO_SOCKET};
-    snprintf(source->name, sizeof(source->name), "rank %d", (int)named->rank);
-    if (named->name) {
-        snprintf(source->name, sizeof(source->name), "%s", named->name);
-    }
-    recv->source_count++;
-}
-
 wherry_status wherry_checkpoint_recv_sources(const wherry_source *sources, size_t count,
                                              const wherry_transfer_options *options, wherry_value **state_p,
                                              wherry_error *error) {
@@ -794,8 +773,18 @@ wherry_status wherry_checkpoint_recv_sources(const wherry_source *sources, size_
     }
     recv.sources = wh_alloc_zeroed(count, sizeof(*recv.sources));
     WH_TRY(wh_check_memory(recv.sources, error, "a receive"));
-    for (size_t i = 0; i < count; i++) {
-        begin_source(&recv, sources + i);
+    recv.source_count = count;
+    for (WH_EACH_SOURCE(one, &recv)) {
+        const wherry_source *named = sources + (one - recv.sources);
+        *one = (wh_recv_source){.recv = &recv,
+                                .transport = named->transport,
+                                .rank = named->rank,
+                                .scheduled = -1,
+                                .offer_message.channel = WH_NO_SOCKET};
+        snprintf(one->name, sizeof(one->name), "rank %d", (int)named->rank);
+        if (named->name) {
+            snprintf(one->name, sizeof(one->name), "%s", named->name);
+        }
     }
     status = run(&recv, state_p, error);
     wh_call_detach(&recv.call);

@@ -37,18 +37,6 @@ bool wh_comparing_take(wh_comparing *comparing, uint64_t first, const void *dige
     return true;
 }
 
-/** Asks for the digests of comparing->chunks. */
-static wherry_status ask_digests(wh_recv_source *source, wh_comparing *comparing, wherry_error *error) {
-    wh_string list = {0};
-    wh_intervals_encode(comparing->chunks->intervals, comparing->chunks->count, &list);
-    wh_note note = {.type = WH_COMPARE, .strong = comparing->strong, .intervals = {list.bytes, list.size}};
-    source->comparing = comparing;
-    wh_liveness_note(&source->heard);
-    wherry_status status = list.failed ? wh_fail_memory(error, "a question") : wh_source_tell(source, &note, error);
-    wh_free(list.bytes);
-    return status;
-}
-
 /**
  * Computes the digest of what the target has in place of a chunk. @return false if that is not
  * possible.
@@ -95,11 +83,17 @@ static wherry_status digest_all(void *context, uint32_t worker, wherry_error *er
 static wherry_status digest_both(wh_recv_source *source, wh_comparing *comparing, wherry_error *error) {
     wh_recv *recv = source->recv;
     uint32_t workers = (uint32_t)wh_min(recv->call.options.threads, comparing->chunks->total);
+    wh_string list = {0};
     wherry_error why;
-    WH_TRY(ask_digests(source, comparing, error));
+    wh_intervals_encode(comparing->chunks->intervals, comparing->chunks->count, &list);
+    wh_note note = {.type = WH_COMPARE, .strong = comparing->strong, .intervals = {list.bytes, list.size}};
+    source->comparing = comparing;
+    wh_liveness_note(&source->heard);
+    wherry_status status = list.failed ? wh_fail_memory(error, "a question") : wh_source_tell(source, &note, error);
+    wh_free(list.bytes);
     recv->moments[WH_AT_TOLD] = wh_clock_now();
-    wherry_status status = wh_workers_start(&comparing->workers, workers, digest_all, comparing, &comparing->stop,
-                                            wh_wake_inbox, recv->inboxes[0], error);
+    WH_THEN(status, wh_workers_start(&comparing->workers, workers, digest_all, comparing, &comparing->stop,
+                                     wh_wake_inbox, recv->inboxes[0], error));
     while (status == WHERRY_OK && wh_source_is_usable(source) &&
            (comparing->left || !wh_workers_have_ended(&comparing->workers))) {
         status = wh_recv_pump(recv, wh_call_tick(&recv->call), "comparing digests", error);

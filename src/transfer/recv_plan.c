@@ -13,20 +13,6 @@
 
 /* ---- before the offer ---- */
 
-/**
- * Prepares the target like a source, if a source with an equal state can be expected. If preparing
- * fails, the plan for the offer will show why.
- */
-static void prepare_target(wh_agreement *agreement, const wh_call *call) {
-    const wherry_transfer_options *options = &call->options;
-    /* With these flags, the target differs from the source. */
-    bool differs = options->flags & (WHERRY_RECV_NEW | WHERRY_RECV_PARTIAL);
-    if (agreement->target && !agreement->wants_state && !options->inspect && !differs) {
-        bool exact = options->step != WHERRY_STEP_ANY; /* The same as at a source. */
-        wh_offer_create(agreement->target, wh_call_rank(call), exact, WH_SHARE_NEVER, &agreement->as_source, NULL);
-    }
-}
-
 wherry_status wh_agreement_begin(wh_agreement *agreement, wh_call *call, wherry_error *error) {
     const wherry_transfer_options *options = &call->options;
     if (options->target) {
@@ -35,7 +21,13 @@ wherry_status wh_agreement_begin(wh_agreement *agreement, wh_call *call, wherry_
             return wh_fail(error, status, "the target callback failed: %s", wherry_status_text(status));
         }
     }
-    prepare_target(agreement, call);
+    /* With these flags, the target differs from the source. */
+    bool differs = options->flags & (WHERRY_RECV_NEW | WHERRY_RECV_PARTIAL);
+    if (agreement->target && !agreement->wants_state && !options->inspect && !differs) {
+        /* A source with an equal state can be expected. If this fails, the plan will show why. */
+        bool exact = options->step != WHERRY_STEP_ANY; /* The same as at a source. */
+        wh_offer_create(agreement->target, wh_call_rank(call), exact, WH_SHARE_NEVER, &agreement->as_source, NULL);
+    }
     return WHERRY_OK;
 }
 

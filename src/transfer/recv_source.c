@@ -220,16 +220,6 @@ static wherry_status take_note(wh_recv_source *source, const wh_note *note, wher
     }
 }
 
-/** Takes over the message. */
-static void take_offer(wh_recv_source *source, wh_message *message, const wh_note *note) {
-    source->offer_message = *message;
-    source->offer = *note;
-    *message = (wh_message){.channel = WH_NO_SOCKET};
-    source->state = WH_SOURCE_OFFERED;
-    source->recv->remote |= !wh_group_is_local(source->transport->group, source->rank);
-    wh_liveness_note(&source->heard);
-}
-
 void wh_source_take(wh_recv_source *source, wh_message *message) {
     wherry_error error;
     wh_note note;
@@ -249,7 +239,12 @@ void wh_source_take(wh_recv_source *source, wh_message *message) {
     }
     wherry_status status = wh_note_decode(message->bytes, message->size, &note, &error);
     if (status == WHERRY_OK && note.type == WH_OFFER && source->state == WH_SOURCE_ASKED) {
-        take_offer(source, message, &note);
+        source->offer = note;
+        source->offer_message = *message; /* Takes it over: `offer` borrows from it. */
+        *message = (wh_message){.channel = WH_NO_SOCKET};
+        source->state = WH_SOURCE_OFFERED;
+        source->recv->remote |= !wh_group_is_local(source->transport->group, source->rank);
+        wh_liveness_note(&source->heard);
     } else if (status == WHERRY_OK) {
         status = take_note(source, &note, &error);
     }
@@ -670,7 +665,7 @@ static wherry_status look_at_end(wh_recv_source *source, wherry_error *error) {
     if (wh_workers_exist(&source->pull.session.workers) || !recv->moments[WH_AT_LANDED]) {
         recv->moments[WH_AT_LANDED] = wh_clock_now();
     }
-    wherry_status status = wh_session_join(&source->pull.session, &why);
+    wherry_status status = wh_workers_join(&source->pull.session.workers, &why);
     WH_THEN(status, wh_recv_settle(recv, &why));
     collect(source);
     if (source->answer == WH_REFUSE_LANE) {

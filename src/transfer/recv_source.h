@@ -7,7 +7,7 @@
  *                        '----------------'------ lost, revoked, gave up -------'
  *
  *     ABSENT -> ASKED:   wh_source_ask
- *     ASKED -> OFFERED:  take_offer
+ *     ASKED -> OFFERED:  wh_source_take
  *     OFFERED -> BROKEN: break_source
  *     BROKEN -> GONE:    wh_source_look, after a moment
  *     any -> GONE:       wh_source_fail

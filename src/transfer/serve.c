@@ -218,6 +218,7 @@ static void remove_send(wherry_transport *transport, wh_waiting_send *send) {
     bool removed = *at != NULL;
     if (removed) {
         *at = send->next;
+        send->closed = true;
     }
     while (removed && wh_inbox_poll(send->inbox, &message)) {
         if (message.kind == WH_MESSAGE_BYTES && message.tag == transport->tag && read_question(&message, &note)) {
@@ -378,16 +379,6 @@ static wh_reader *add_reader(send_call *send, int32_t rank, double prepare_secon
     return one;
 }
 
-static wherry_status add_readers(send_call *send, const int32_t *ranks, size_t count, wherry_error *error) {
-    double seconds = wh_seconds(send->call.begin, wh_clock_now());
-    for (size_t i = 0; i < count; i++) {
-        if (!add_rank(&send->waiting, ranks[i]) || !add_reader(send, ranks[i], seconds)) {
-            return wh_fail_memory(error, "a send");
-        }
-    }
-    return WHERRY_OK;
-}
-
 /** Returns the reader for a message of this rank; NULL: none. @param asks  the message is a WANT. */
 static wh_reader *find_reader(const send_call *send, int32_t rank, bool asks) {
     for (size_t i = 0; i < send->count; i++) {
@@ -427,7 +418,6 @@ static void take(send_call *send, wh_message *message) {
 static void revoke_all(send_call *send, wherry_status status, const wherry_error *error) {
     /* From now on, receivers that ask are paired with the next send. */
     remove_send(send->call.transport, &send->waiting);
-    send->waiting.closed = true;
     for (size_t i = 0; i < send->count; i++) {
         if (!wh_reader_is_decided(send->readers[i])) {
             wh_reader_revoke(send->readers[i], status, error);
@@ -659,7 +649,11 @@ wherry_status wherry_checkpoint_send(wherry_transport *transport, const int32_t 
         return WHERRY_OK;
     }
     WH_THEN(status, prepare(&send, state, error));
-    WH_THEN(status, add_readers(&send, ranks, count, error));
+    double prepared = wh_seconds(send.call.begin, wh_clock_now());
+    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
+        bool ok = add_rank(&send.waiting, ranks[i]) && add_reader(&send, ranks[i], prepared);
+        status = ok ? WHERRY_OK : wh_fail_memory(error, "a send");
+    }
     if (status == WHERRY_OK) {
         run(&send, error);
         status = settle(&send, outcomes, error);

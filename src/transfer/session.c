@@ -170,10 +170,6 @@ void wh_session_step(wh_session *session, uint32_t wait_ms) {
     }
 }
 
-wherry_status wh_session_join(wh_session *session, wherry_error *error) {
-    return wh_workers_join(&session->workers, error);
-}
-
 void wh_session_stop(wh_session *session) {
     if (wh_session_is_open(session)) {
         wh_stop_request(&session->stop);

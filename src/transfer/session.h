@@ -72,7 +72,7 @@ typedef struct wh_session {
     wh_inbox *inbox; /**< The inbox to wake when the workers have ended. */
     wh_request_queue queue;
     wh_move_fn move;
-    wh_workers workers;
+    wh_workers workers; /**< Join them when the session has ended, to learn the first error. */
     /** True if there are no threads: the thread inside the call does the work, in steps. */
     bool in_caller;
     _Atomic uint64_t moved; /**< Number of bytes moved, in either direction. */
@@ -136,11 +136,6 @@ bool wh_session_needs_step(wh_session *session);
 
 /** Does some of the work in this thread. @param wait_ms  if nothing is possible now. */
 void wh_session_step(wh_session *session, uint32_t wait_ms);
-
-/**
- * Joins the workers of a session that has ended. @return WHERRY_OK, or the first error of a worker.
- */
-wherry_status wh_session_join(wh_session *session, wherry_error *error);
 
 /** Requests the stop, and wakes workers that wait for requests. */
 void wh_session_stop(wh_session *session);

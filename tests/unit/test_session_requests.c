@@ -6,6 +6,13 @@
 
 #include "support/chunks_scene.h"
 
+/** A scene whose sessions have no request yet. */
+static void requests_open(scene *s) {
+    scene_open(s, NO_CHECK);
+    s->pulls[0].session.queue.last = false;
+    s->pulls[1].session.queue.last = false;
+}
+
 static void expect_next(scene *s, uint64_t expected) {
     uint64_t chunk = UINT64_MAX;
     assert_true(s->sinks[0].next(s->sinks[0].context, &chunk));
@@ -25,7 +32,7 @@ static wh_more more(scene *s, uint32_t wait_ms) {
 static void test_hands_out_two_requests(void **state) {
     (void)state;
     scene s;
-    scene_open(&s, NO_CHECK);
+    requests_open(&s);
     wh_session *session = &s.pulls[0].session;
     expect_none(&s);
     assert_int_equal(more(&s, 0), WH_MORE_LATER);
@@ -62,7 +69,7 @@ static void test_hands_out_two_requests(void **state) {
 static void test_requests_wait_for_their_turn(void **state) {
     (void)state;
     scene s;
-    scene_open(&s, NO_CHECK);
+    requests_open(&s);
     wh_session *session = &s.pulls[0].session;
     assert_true(wh_session_request(session, &(wherry_interval){3, 1}, 1, false));
     assert_true(wh_session_request(session, &(wherry_interval){0, 2}, 1, false));
@@ -106,7 +113,7 @@ static uint64_t elapsed_ms(uint64_t since) {
 static void test_more_waits(void **state) {
     (void)state;
     scene s;
-    scene_open(&s, NO_CHECK);
+    requests_open(&s);
     bool waited = false;
     for (int tries = 0; tries < 5 && !waited; tries++) { /* A wait may end early, but not always. */
         uint64_t since = wh_clock_now();
@@ -134,7 +141,7 @@ static void test_no_pause_after_the_last_request(void **state) {
     (void)state;
     enum { CALLS = 50 };
     scene s;
-    scene_open(&s, NO_CHECK);
+    requests_open(&s);
     s.pulls[0].session.in_caller = true;
     long before = count_sleeps();
     for (int i = 0; i < CALLS; i++) {
@@ -177,7 +184,7 @@ static void test_more_is_woken(void **state) {
         scene s;
         waiter w = {.scene = &s};
         pthread_t thread;
-        scene_open(&s, NO_CHECK);
+        requests_open(&s);
         wh_session *session = &s.pulls[0].session;
         assert_int_equal(pthread_create(&thread, NULL, wait_for_more, &w), 0);
         while (!atomic_load(&w.waits)) {
@@ -206,7 +213,7 @@ static void test_more_is_woken(void **state) {
 static void test_stop_ends_handing_out(void **state) {
     (void)state;
     scene s;
-    scene_open(&s, NO_CHECK);
+    requests_open(&s);
     wh_session *session = &s.pulls[0].session;
     assert_true(wh_session_request(session, &(wherry_interval){0, 4}, 1, false));
     assert_true(wh_session_request(&s.pulls[1].session, &(wherry_interval){0, 4}, 1, false));
@@ -224,7 +231,7 @@ static void test_stop_ends_handing_out(void **state) {
 static void test_closes_a_session_once(void **state) {
     (void)state;
     scene s;
-    scene_open(&s, NO_CHECK);
+    requests_open(&s);
     wh_session *session = &s.pulls[0].session;
     assert_true(wh_session_request(session, &(wherry_interval){0, 4}, 1, false));
     assert_true(wh_session_is_open(session));
@@ -246,7 +253,7 @@ static void test_reports_failed_requests(void **state) {
     bool ok = false;
     for (uint64_t fail = 1; !ok; fail++) {
         counting count;
-        scene_open(&s, NO_CHECK);
+        requests_open(&s);
         wh_session *session = &s.pulls[0].session;
         counting_begin(&count);
         count.fail = fail;
