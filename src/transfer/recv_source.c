@@ -319,7 +319,6 @@ static bool decide_verify(const wh_recv_source *source, const wh_lane_ops *lane)
 /** Checks whether a lane can move the chunks that move now. */
 static wherry_status check_lane(const wh_recv_source *source, const wh_lane_ops *lane, wherry_error *error) {
     uint32_t traits = lane->traits;
-    WH_TRY(wh_lane_check_encryption(lane, source->transport->group, error));
     if (!source->recv->on_device) {
         return traits & WH_LANE_DEVICE ? wh_fail(error, WHERRY_UNSUPPORTED, "it moves only device memory") : WHERRY_OK;
     }
@@ -413,11 +412,13 @@ static wherry_status choose_lane(wh_recv_source *source, wh_string *request, whe
         if (wh_lane_is_skipped(lanes, lane, recv->on_device)) {
             continue;
         }
-        wh_bytes offered;
-        if (!wh_lanes_find(source->offer.lanes, lane->name, &offered)) {
+        wh_bytes offered = {0};
+        /* First, because a source does not tell why it offers no lane. */
+        wherry_status allowed = wh_lane_check_encryption(lane, source->transport->group, &refusal);
+        if (allowed == WHERRY_OK && !wh_lanes_find(source->offer.lanes, lane->name, &offered)) {
             wh_fail(&refusal, WHERRY_UNSUPPORTED, "%s does not offer it", source->name);
             refusal.reason = WHERRY_LANE_NOT_OFFERED;
-        } else if (check_lane(source, lane, &refusal) == WHERRY_OK) {
+        } else if (allowed == WHERRY_OK && check_lane(source, lane, &refusal) == WHERRY_OK) {
             WH_TRY(try_lane(source, lane, &offered, request, &refusal, error));
         }
         if (refusal.status == WHERRY_OK || source->recalled) {

@@ -215,6 +215,35 @@ def test_everything_is_encrypted(caplog):
             group.close()
 
 
+def test_a_lane_that_cannot_encrypt_is_refused(caplog):
+    """Both sides say so, in the log and in the statistics, and the next lane is used."""
+    address = f"tcp://127.0.0.1:{free_port()}?size=2&shortcut=0"
+    options = {"secret": "a secret that all ranks know", "encrypt": "all"}
+    joined = must(
+        *(lambda r=r: wherry.Group.join(f"{address}&rank={r}", 20, **options) for r in range(2))
+    )
+    try:
+        state = a_state()
+        with caplog.at_level(logging.INFO, logger="wherry"):
+            outcomes, (received, stats) = must(
+                lambda: wherry.send(joined[0], 1, state, lanes="ucx,stream"),
+                lambda: _connection.receive_from(
+                    [_connection.Source(joined[1]._connection, 0)], [0], None, codec_for(False),
+                    {"timeout_ms": 10_000, "lanes": "ucx,stream"},
+                ),
+            )  # fmt: skip
+        assert same(state, received) and stats.lane == "stream"
+        told = [line for line in caplog.messages if "it cannot encrypt" in line]
+        assert any("ucx is not offered to rank 1" in line for line in told), told
+        assert any("ucx from rank 0 does not work" in line for line in told), told
+        for one in (outcomes[0].stats, stats):
+            (ucx,) = (lane for lane in one.lanes_not_used if lane.name == "ucx")
+            assert ucx.reason == "unsupported" and "encrypt=all" in ucx.text
+    finally:
+        for group in joined:
+            group.close()
+
+
 def test_options_of_encryption():
     with pytest.raises(ValueError, match="'control' or 'all'"):
         wherry.Group.join("tcp://127.0.0.1:1?rank=0&size=2", 1, encrypt="some")
