@@ -379,7 +379,10 @@ static wh_reader *add_reader(send_call *send, int32_t rank, double prepare_secon
     return one;
 }
 
-/** Returns the reader for a message of this rank; NULL: none. @param asks  the message is a WANT. */
+/**
+ * Returns the reader for a message of this rank; NULL: none.
+ * @param asks  the message is a WANT.
+ */
 static wh_reader *find_reader(const send_call *send, int32_t rank, bool asks) {
     for (size_t i = 0; i < send->count; i++) {
         wh_reader *one = send->readers[i];

@@ -15,7 +15,7 @@
 #include "support/asleep.h"
 #include "support/build.h"
 
-enum { MIB = 1 << 20, SEED = 1, STOP_MS = 5000, SHORT_MS = 400, SLACK_MS = 5000, RUNS = 50, CASES_MAX = 64 };
+enum { MIB = 1 << 20, SEED = 1, STOP_MS = 5000, SHORT_MS = 1500, SLACK_MS = 5000, RUNS = 50, CASES_MAX = 64 };
 
 static const wh_lane_ops *ops;
 static wherry_error error;

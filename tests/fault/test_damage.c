@@ -307,6 +307,11 @@ static int32_t wired_process(wh_group *group, int32_t rank) {
     return wh_group_process(((wired *)group)->real, rank);
 }
 
+static wherry_status wired_describe(wh_group *group, int32_t rank, wherry_group_link *link_p, wherry_error *e) {
+    wired *wire = (wired *)group;
+    return wire->real->ops->describe(wire->real, rank, link_p, e);
+}
+
 /** Puts the wire in front of the receiver, rank 1. */
 static void wire_up(wired *wire, ferry_world *world, wire_fault fault, int flips) {
     static const wh_lane_ops *const lanes[] = {&wh_lane_stream};
@@ -319,6 +324,7 @@ static void wire_up(wired *wire, ferry_world *world, wire_fault fault, int flips
     wire->ops.nudge = real->ops->nudge ? wired_nudge : NULL;
     wire->ops.watch = wired_watch;
     wire->ops.process = wired_process;
+    wire->ops.describe = real->ops->describe ? wired_describe : NULL;
     wire->base = (wh_group){.ops = &wire->ops, .rank = real->rank, .size = real->size, .mailbox = real->mailbox};
     wherry_transport_destroy(world->transports[1]);
     must(wh_transport_create(&wire->base, 0, lanes, 1, world->transports + 1, &error));

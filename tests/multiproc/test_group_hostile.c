@@ -731,7 +731,8 @@ static void test_a_rank_connects_again_after_silence(void **state) {
     const nonsense good = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, TALK, 0, 16, 1};
     speak(again, &good);
     must(wh_inbox_take(inbox, wh_deadline_in_ms(SOON_MS), &message, &error));
-    bool lost = message.kind == WH_MESSAGE_LOST; /* On a busy machine, the silence may last longer. */
+    /* On a busy machine, the silence may last longer. */
+    bool lost = message.kind == WH_MESSAGE_LOST;
     wh_message_clear(&message);
     must(wh_inbox_take(inbox, wh_deadline_in_ms(lost ? SOON_MS : 0), &message, &error));
     assert_int_equal(message.kind, lost ? WH_MESSAGE_BYTES : WH_MESSAGE_LOST);
