@@ -42,7 +42,8 @@ static bool align(uint64_t number, uint64_t alignment, uint64_t *result) {
  * @param header  its fields flags, manifest_bytes and chunks must be set.
  * @return false if the sizes exceed 63 bits (*overflow_p becomes true), or if out of memory.
  */
-static bool place_storages(const wherry_prepared *prepared, native_header *header, wh_layout *layout, bool *overflow_p) {
+static bool place_storages(const wherry_prepared *prepared, native_header *header, wh_layout *layout,
+                           bool *overflow_p) {
     uint64_t end = WH_NATIVE_HEADER;
     *overflow_p = true;
     if (!wh_add(end, header->manifest_bytes, &end) || !wh_add_product(header->chunks, WHERRY_DIGEST_BYTES, &end) ||
