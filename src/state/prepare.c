@@ -48,7 +48,7 @@ static bool is_storage(const void *owner, size_t element, const void *key) {
            a.kind == b.kind && a.index == b.index;
 }
 
-/** Adds all storages to the index that are not in it yet. */
+/** Adds the storages that the index does not have yet. */
 static bool index_all(wh_preparing *g) {
     const wherry_prepared *prepared = g->prepared;
     bool ok = wh_index_reserve(&g->storages, prepared->storage_count);
