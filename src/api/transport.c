@@ -1,4 +1,7 @@
-/* Creates transports. A transport is a group and a list of all lanes. */
+/*
+ * Creates transports. A transport is a group and a list of all lanes. Its other functions are in
+ * transfer/serve.c.
+ */
 #include <wherry/checkpoint.h>
 
 #include "api/group_handle.h"
