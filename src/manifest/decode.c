@@ -54,7 +54,7 @@ wherry_status wh_decode_created(const wh_decoder *decoder, wherry_status status)
     return status;
 }
 
-wherry_status wh_decode_device_kind(wh_decoder *decoder, wherry_device_kind *kind_p) {
+static wherry_status read_device_kind(wh_decoder *decoder, wherry_device_kind *kind_p) {
     uint64_t kind = 0;
     WH_TRY(wh_read_uint(&decoder->in, WHERRY_DEVICE_PRIVATE, "the kind of a device", &kind));
     *kind_p = (wherry_device_kind)kind;
@@ -64,7 +64,7 @@ wherry_status wh_decode_device_kind(wh_decoder *decoder, wherry_device_kind *kin
 wherry_status wh_decode_device(wh_decoder *decoder, wherry_device *device_p) {
     wherry_device_kind kind = WHERRY_DEVICE_CPU;
     int64_t index = 0;
-    WH_TRY(wh_decode_device_kind(decoder, &kind));
+    WH_TRY(read_device_kind(decoder, &kind));
     WH_TRY(wh_read_int(&decoder->in, -1, "the index of a device", &index));
     if (index > INT32_MAX) {
         return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "the index of a device is too large");
@@ -241,7 +241,7 @@ static wherry_status read_mesh(wh_decoder *d, wherry_mesh **mesh_p) {
     uint64_t count = 0;
     uint64_t ranks = 0;
     WH_TRY(wh_read_array_of(&d->in, WH_MESH_ITEMS, "a mesh"));
-    WH_TRY(wh_decode_device_kind(d, &info.device));
+    WH_TRY(read_device_kind(d, &info.device));
     WH_TRY(wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a mesh", shape, &info.ndim));
     if (info.ndim == 0 || !wh_mesh_count(info.ndim, shape, &count)) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "a mesh has no sizes, a size below 1, or too many positions");

@@ -33,9 +33,6 @@ wherry_status wh_decode_value(wh_decoder *decoder, uint32_t depth, wherry_value 
 /** Reads the kind and the index of a device. */
 wherry_status wh_decode_device(wh_decoder *decoder, wherry_device *device_p);
 
-/** Reads the kind of a device. */
-wherry_status wh_decode_device_kind(wh_decoder *decoder, wherry_device_kind *kind_p);
-
 /**
  * Converts an error from a function that creates a value into an error about bad bytes, and adds
  * the offset of the item that was read last. WHERRY_OK and WHERRY_NO_MEMORY stay as they are.

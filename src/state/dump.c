@@ -44,7 +44,8 @@ static void append_numbers(wh_string *text, const int64_t *numbers, uint32_t cou
     wh_string_append(text, "]", 1);
 }
 
-void wh_describe_tensor(wh_string *text, const wherry_tensor *tensor) {
+/** Describes a tensor, for example "float32[2, 3] strides [1, 2] offset 4 cpu requires_grad". */
+static void describe_tensor(wh_string *text, const wherry_tensor *tensor) {
     char device[WHERRY_DEVICE_TEXT_MAX];
     wh_string_format(text, "%s", wherry_dtype_describe(tensor->dtype)->name);
     append_numbers(text, tensor->shape, tensor->ndim);
@@ -95,7 +96,7 @@ static void describe_dtensor(wh_string *text, const wherry_dtensor *dtensor) {
     wh_string_format(text, " over a mesh %s", wherry_device_kind_text(mesh->device));
     append_numbers(text, mesh->shape, mesh->ndim);
     wh_string_append(text, ", local ", 8);
-    wh_describe_tensor(text, wherry_tensor_get(dtensor->local));
+    describe_tensor(text, wherry_tensor_get(dtensor->local));
 }
 
 static void describe_sharded(wh_string *text, const wherry_sharded *sharded) {
@@ -106,7 +107,7 @@ static void describe_sharded(wh_string *text, const wherry_sharded *sharded) {
         wh_string_append(text, i ? ", at " : ": at ", 5);
         append_numbers(text, sharded->shards[i].info.offsets, sharded->ndim);
         wh_string_append(text, " ", 1);
-        wh_describe_tensor(text, wherry_tensor_get(sharded->shards[i].tensor));
+        describe_tensor(text, wherry_tensor_get(sharded->shards[i].tensor));
     }
 }
 
@@ -133,7 +134,7 @@ void wh_describe_leaf(wh_string *text, const wherry_value *leaf) {
         wh_string_format(text, "%s of %zu", wherry_kind_name(leaf->kind), wh_child_count(leaf));
         break;
     case WHERRY_KIND_TENSOR:
-        wh_describe_tensor(text, leaf->as.tensor);
+        describe_tensor(text, leaf->as.tensor);
         break;
     case WHERRY_KIND_DTENSOR:
         describe_dtensor(text, leaf->as.dtensor);

@@ -5,9 +5,6 @@
 #include "base/text.h"
 #include "state/value.h"
 
-/** Describes a tensor, for example "float32[2, 3] strides [1, 2] offset 4 cpu requires_grad". */
-void wh_describe_tensor(wh_string *text, const wherry_tensor *tensor);
-
 /** Describes the placements of a DTensor, for example "(replicate, shard 0)". */
 void wh_describe_placements(wh_string *text, const wherry_dtensor *dtensor);
 

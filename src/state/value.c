@@ -226,49 +226,13 @@ const void *wherry_bytes_get(const wherry_value *value, size_t *size_p) {
     return text_of(value, WHERRY_KIND_BYTES, size_p);
 }
 
-/* Objects */
-
-wherry_status wherry_object_create(const char *type_name, wherry_value *payload, wherry_value **value_p,
-                                   wherry_error *error) {
-    size_t size = type_name ? strlen(type_name) : 0;
-    if (size == 0 || !wh_utf8_valid(type_name, size) || !payload) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "an object needs a non-empty type name in UTF-8 and a payload");
-    }
-    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_OBJECT, size + 1);
-    WH_TRY_ALLOC(value, error, "an object");
-    wherry_status status = wh_value_check_adopt(value, payload, error);
-    if (status != WHERRY_OK) {
-        wh_pool_free(value, value->pool_offset);
-        return status;
-    }
-    value->as.object.type = memcpy(value + 1, type_name, size + 1);
-    value->as.object.payload = payload;
-    wh_value_adopt(value, payload);
-    *value_p = value;
-    return WHERRY_OK;
-}
-
-const char *wherry_object_type(const wherry_value *value) {
-    return value->kind == WHERRY_KIND_OBJECT ? value->as.object.type : NULL;
-}
-
-wherry_value *wherry_object_payload(const wherry_value *value) {
-    return value->kind == WHERRY_KIND_OBJECT ? value->as.object.payload : NULL;
-}
-
-const wherry_value *wh_value_inside(const wherry_value *value) {
-    while (value->kind == WHERRY_KIND_OBJECT) {
-        value = value->as.object.payload;
-    }
-    return value;
-}
-
-/** Dicts up to this size are searched linearly. */
-enum { INDEX_FROM = 8 };
-
 /* Ownership */
 
-wherry_status wh_value_check_adopt(const wherry_value *container, const wherry_value *item, wherry_error *error) {
+/**
+ * Checks that a container may adopt an item: the item has no owner, is not an ancestor of the
+ * container, and does not make the tree too deep.
+ */
+static wherry_status check_adopt(const wherry_value *container, const wherry_value *item, wherry_error *error) {
     if (!item) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the item must not be NULL");
     }
@@ -305,6 +269,43 @@ void wh_value_adopt(wherry_value *container, wherry_value *item) {
     }
 }
 
+/* Objects */
+
+wherry_status wherry_object_create(const char *type_name, wherry_value *payload, wherry_value **value_p,
+                                   wherry_error *error) {
+    size_t size = type_name ? strlen(type_name) : 0;
+    if (size == 0 || !wh_utf8_valid(type_name, size) || !payload) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "an object needs a non-empty type name in UTF-8 and a payload");
+    }
+    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_OBJECT, size + 1);
+    WH_TRY_ALLOC(value, error, "an object");
+    wherry_status status = check_adopt(value, payload, error);
+    if (status != WHERRY_OK) {
+        wh_pool_free(value, value->pool_offset);
+        return status;
+    }
+    value->as.object.type = memcpy(value + 1, type_name, size + 1);
+    value->as.object.payload = payload;
+    wh_value_adopt(value, payload);
+    *value_p = value;
+    return WHERRY_OK;
+}
+
+const char *wherry_object_type(const wherry_value *value) {
+    return value->kind == WHERRY_KIND_OBJECT ? value->as.object.type : NULL;
+}
+
+wherry_value *wherry_object_payload(const wherry_value *value) {
+    return value->kind == WHERRY_KIND_OBJECT ? value->as.object.payload : NULL;
+}
+
+const wherry_value *wh_value_inside(const wherry_value *value) {
+    while (value->kind == WHERRY_KIND_OBJECT) {
+        value = value->as.object.payload;
+    }
+    return value;
+}
+
 /* Lists and tuples */
 
 wherry_status wherry_list_create(wherry_value **value_p, wherry_error *error) {
@@ -324,7 +325,7 @@ wherry_status wherry_sequence_append(wherry_value *sequence, wherry_value *item,
     if (!sequence_of(sequence)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the value is neither a list nor a tuple");
     }
-    WH_TRY(wh_value_check_adopt(sequence, item, error));
+    WH_TRY(check_adopt(sequence, item, error));
     wh_sequence *to = &sequence->as.sequence;
     WH_TRY_ALLOC(WH_GROW(to->items, to->capacity, to->count), error, "a longer sequence");
     to->items[to->count++] = item;
@@ -372,7 +373,7 @@ bool wh_scalar_equal(const wherry_value *one, const wherry_value *other) {
     }
 }
 
-uint64_t wh_scalar_hash(const wherry_value *value) {
+static uint64_t hash_scalar(const wherry_value *value) {
     switch (wherry_value_kind(value)) {
     case WHERRY_KIND_BOOL:
         return wh_hash(&value->as.boolean, sizeof(value->as.boolean), value->kind);
@@ -391,6 +392,9 @@ uint64_t wh_scalar_hash(const wherry_value *value) {
 }
 
 /* Dicts */
+
+/** Dicts up to this size are searched linearly. */
+enum { INDEX_FROM = 8 };
 
 wherry_status wherry_dict_create(wherry_value **value_p, wherry_error *error) {
     wherry_value *value = wh_value_new(NULL, WHERRY_KIND_DICT, sizeof(wh_dict));
@@ -425,7 +429,7 @@ static bool build_index(wh_dict *dict) {
         return false;
     }
     for (size_t i = 0; i < dict->count; i++) {
-        if (!wh_index_add(&dict->index, wh_scalar_hash(dict->entries[i].key), i)) {
+        if (!wh_index_add(&dict->index, hash_scalar(dict->entries[i].key), i)) {
             wh_index_destroy(&dict->index);
             return false;
         }
@@ -439,7 +443,7 @@ bool wh_dict_reserve(wh_dict *dict, size_t count) {
 }
 
 bool wh_dict_has(const wherry_value *dict, const wherry_value *key, uint64_t *hash_p) {
-    *hash_p = dict->as.dict->index.count ? wh_scalar_hash(key) : 0;
+    *hash_p = dict->as.dict->index.count ? hash_scalar(key) : 0;
     return find(dict->as.dict, key, *hash_p) != WH_INDEX_NONE;
 }
 
@@ -470,8 +474,8 @@ wherry_status wherry_dict_set(wherry_value *dict, wherry_value *key, wherry_valu
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "the key must be a scalar, and must not be the same value as the item");
     }
-    WH_TRY(wh_value_check_adopt(dict, key, error));
-    WH_TRY(wh_value_check_adopt(dict, item, error));
+    WH_TRY(check_adopt(dict, key, error));
+    WH_TRY(check_adopt(dict, item, error));
     uint64_t hash;
     if (wh_dict_has(dict, key, &hash)) {
         return wh_fail(error, WHERRY_DUPLICATE_KEY, "the dict already has that key");
@@ -505,7 +509,7 @@ wherry_value *wherry_dict_find(const wherry_value *dict, const wherry_value *key
     if (dict->kind != WHERRY_KIND_DICT) {
         return NULL;
     }
-    uint64_t hash = dict->as.dict->index.count ? wh_scalar_hash(key) : 0;
+    uint64_t hash = dict->as.dict->index.count ? hash_scalar(key) : 0;
     size_t at = find(dict->as.dict, key, hash);
     return at == WH_INDEX_NONE ? NULL : dict->as.dict->entries[at].item;
 }

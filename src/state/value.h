@@ -75,14 +75,6 @@ bool wh_value_is_scalar(const wherry_value *value);
 /** True if two scalars have the same kind and the same content. Floats are compared bit by bit. */
 bool wh_scalar_equal(const wherry_value *one, const wherry_value *other);
 
-uint64_t wh_scalar_hash(const wherry_value *value);
-
-/**
- * Checks that a container may adopt an item: the item has no owner, is not an ancestor of the
- * container, and does not make the tree too deep.
- */
-wherry_status wh_value_check_adopt(const wherry_value *container, const wherry_value *item, wherry_error *error);
-
 /**
  * Marks a value that has no owner, to find values that occur twice in a list. The caller must reset
  * `parent` to NULL afterwards.
@@ -91,8 +83,8 @@ wherry_status wh_value_check_adopt(const wherry_value *container, const wherry_v
 bool wh_value_claim(wherry_value *value);
 
 /**
- * Makes container the owner of item. container may be NULL. The caller has checked the conditions
- * of wh_value_check_adopt.
+ * Makes container the owner of item, which has no owner, is not an ancestor of the container and
+ * does not make the tree too deep. container may be NULL.
  */
 void wh_value_adopt(wherry_value *container, wherry_value *item);
 
