@@ -445,6 +445,14 @@ static void keep(wh_reader *reader, wh_message *message) {
     *message = (wh_message){.channel = WH_NO_SOCKET};
 }
 
+/** The receiver has all chunks of the lane, so its workers end soon, or have ended. */
+static void finish_lane(wh_reader *reader) {
+    if (reader->lane.state == WH_LANE_OPEN || reader->lane.state == WH_LANE_BROKEN) {
+        reader->lane.close_by = wh_deadline_in_ms(WH_READER_CLOSE_MS);
+        reader->lane.state = WH_LANE_ENDING;
+    }
+}
+
 /**
  * Opens a lane, or keeps the plan until the previous lane is closed. The workers of that lane are
  * about to end, because the receiver has all its chunks or wants no more of them.
@@ -461,10 +469,7 @@ static wherry_status take_plan(wh_reader *reader, wh_message *message, const wh_
         return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a plan before it had the chunks of the last one",
                        (int)reader->rank);
     }
-    if (lane->state != WH_LANE_ENDING) {
-        lane->close_by = wh_deadline_in_ms(WH_READER_CLOSE_MS);
-        lane->state = WH_LANE_ENDING;
-    }
+    finish_lane(reader);
     keep(reader, message);
     return look_at_lane(reader, error);
 }
@@ -599,9 +604,7 @@ static wherry_status take_confirm(wh_reader *reader, const wh_note *note, wherry
         return WHERRY_OK;
     }
     WH_TRY(count_question(reader, error));
-    if (reader->lane.state == WH_LANE_BROKEN) {
-        end_lane(reader); /* it broke when the receiver, which has its chunks, closed its end */
-    }
+    finish_lane(reader); /* It may break, or have broken, when the receiver closes its end. */
     return tell(reader, &answer, error);
 }
 

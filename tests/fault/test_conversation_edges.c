@@ -1,7 +1,8 @@
 /*
  * Edge cases of the conversation: a receiver asks while a send is ending, or after the send has
  * given up its rank; a lease ends before the first byte; progress is slow but steady; a damaged
- * chunk stays in the target. Ranks are threads of one process.
+ * chunk stays in the target; the end of a receive from several sources. Ranks are threads of one
+ * process.
  */
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -12,7 +13,9 @@
 #include "conformance/hub_place.h"
 #include "conformance/transfer_world.h"
 #include "lane/stream/stream_frame.h"
+#include "support/asleep.h"
 #include "support/scripted_peer.h"
+#include "transfer/transfer_timing.h"
 
 static wherry_error error;
 
@@ -445,6 +448,83 @@ static void test_the_target_callback_fails(void **state) {
     ferry_close(&world);
 }
 
+/* ---- the end of a receive from several sources ---- */
+
+/** Asks as a receiver does. */
+static void ask_as(scripted *peer, const ferry_world *world, const ferry_call *send) {
+    script_begin(peer, world->groups[1], 0, world->transports[0]->tag);
+    assert_int_equal(send->ranks[0], 1);
+    script_ask(peer);
+}
+
+/**
+ * The receiver leaves after DONE, before it can read the answer. A receiver with several sources
+ * does not need the answer, so its source has succeeded. A receiver with one source does.
+ */
+static void test_the_receiver_leaves_after_done(void **state) {
+    (void)state;
+    for (int last = 0; last < 2; last++) {
+        ferry_world world = ferry_open();
+        wherry_value *source = one_tensor(1000, 1);
+        ferry_call call = ferry_send(&world, 0, 1, source);
+        scripted peer;
+        ferry_start(&call);
+        ask_as(&peer, &world, &call);
+        hold_at("source was told done");
+        script_say(&peer, &(wh_note){.type = WH_DONE, .epoch = peer.offer.epoch, .last = (uint8_t)last});
+        await_held();
+        script_end(&peer);
+        wherry_transport_destroy(world.transports[1]);
+        wh_group_destroy(world.groups[1]);
+        atomic_store(&hold, false);
+        ferry_join(&call);
+        wh_point_hook = NULL;
+        assert_int_equal(call.outcomes[0].status, last ? WHERRY_OK : WHERRY_PEER_LOST);
+        world.groups[1] = ferry_kind->join(world.place, 1);
+        must(wh_transport_create(world.groups[1], 0, few_lanes, 3, world.transports + 1, &error));
+        wherry_value_destroy(source);
+        ferry_close(&world);
+    }
+}
+
+/**
+ * The receiver has all chunks and closes its end of the lane, which breaks the source's end. Then,
+ * or before, it asks the source to confirm. The source does not take that for a failure, however
+ * long the receiver waits for the other sources.
+ */
+static void test_the_lane_breaks_when_the_receiver_has_all(void **state) {
+    (void)state;
+    for (int confirm_first = 0; confirm_first < 2; confirm_first++) {
+        ferry_world world = ferry_open();
+        wherry_value *source = one_tensor(9 << 20, 1);
+        ferry_call call = ferry_send(&world, 0, 1, source);
+        call.options.lanes = "stream";
+        scripted peer;
+        ferry_start(&call);
+        ask_as(&peer, &world, &call);
+        script_open_channel(&peer);
+        script_plan(&peer, "stream", (wh_bytes){"\1\1", 2}, &(wherry_interval){0, 3}, 1);
+        wh_await_asleep(getpid()); /* The source waits, because nobody reads what it sends. */
+        for (int step = 0; step < 2; step++) {
+            if (step == confirm_first) {
+                wh_socket_close(&peer.channel);
+                wh_await_asleep(getpid()); /* The source has noticed. */
+            } else {
+                script_say(&peer, &(wh_note){.type = WH_CONFIRM, .epoch = peer.offer.epoch});
+                script_expect(&peer, WH_CONFIRMED);
+            }
+        }
+        assert_false(script_take(&peer, 2 * WH_READER_EXPLAIN_MS)); /* An ABORT would come. */
+        script_say(&peer, &(wh_note){.type = WH_DONE, .epoch = peer.offer.epoch, .last = 1});
+        script_expect(&peer, WH_RELEASED);
+        ferry_join(&call);
+        expect_ok(&call);
+        script_end(&peer);
+        wherry_value_destroy(source);
+        ferry_close(&world);
+    }
+}
+
 int main(void) {
     static const wh_group_kind kind = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
     const struct CMUnitTest tests[] = {
@@ -456,6 +536,8 @@ int main(void) {
         cmocka_unit_test(test_the_target_callback_fails),
         cmocka_unit_test(test_slow_and_steady),
         cmocka_unit_test(test_a_damaged_chunk_leaves_a_partial_tensor),
+        cmocka_unit_test_teardown(test_the_receiver_leaves_after_done, let_go),
+        cmocka_unit_test(test_the_lane_breaks_when_the_receiver_has_all),
     };
     ferry_kind = &kind;
     ferry_lane = "cma";

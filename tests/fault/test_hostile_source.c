@@ -144,6 +144,7 @@ static void expect_abort(scene *s, wherry_status reason) {
 static void confirm(scene *s) {
     script_expect(&s->peer, WH_DONE);
     assert_int_equal(s->peer.note.epoch, s->offer.epoch);
+    assert_int_equal(s->peer.note.last, 0); /* A receiver with one source relies on the answer. */
     script_say(&s->peer, &(wh_note){.type = WH_RELEASED, .epoch = s->offer.epoch});
 }
 
