@@ -20,6 +20,9 @@
  */
 enum { LOCAL_SOURCES = 1 };
 
+/** Room in an error for the names of the sources and the report. */
+enum { REPORT_BYTES = 320 };
+
 /* ---- messages ---- */
 
 wherry_status wh_recv_must_end(wh_recv *recv, const char *doing, wherry_error *error) {
@@ -105,8 +108,10 @@ wherry_status wh_recv_check_sources(wh_recv *recv, wherry_error *error) {
         return first->failure.status;
     }
     wh_string text = {0};
+    int each = (int)((sizeof(error->message) - REPORT_BYTES) / recv->source_count);
     for (size_t i = 0; i < recv->source_count; i++) {
-        wh_string_format(&text, "%s%s: %s", i ? "; " : "", recv->sources[i].name, recv->sources[i].failure.message);
+        wh_string_format(&text, "%s%s: %.*s", i ? "; " : "", recv->sources[i].name, each,
+                         recv->sources[i].failure.message);
     }
     snprintf(error->message, sizeof(error->message), "no source is left: %s", text.failed ? "" : text.bytes);
     wh_free(text.bytes);
