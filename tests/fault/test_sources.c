@@ -14,6 +14,7 @@
 #include "support/asleep.h"
 #include "support/build.h"
 #include "support/process_job.h"
+#include "support/source_points.h"
 
 enum { SOURCES = 3, RECEIVER = 3, RANKS = 4, STEP = 7 };
 
@@ -42,44 +43,10 @@ static const int32_t all_sources[SOURCES] = {0, 1, 2};
 
 /* ---- one source is killed or stopped ---- */
 
-typedef struct point {
-    const char *name;
-    bool at_source; /**< True if the victim passes the point, false if the receiver passes it. */
-    int count;      /**< The pass at which it happens, counted from 1. */
-    /** The cma lane does not pass the point, because the receiver reads the memory. */
-    bool no_cma;
-    bool planned; /**< Only a source that is used passes the point. */
-    bool late;    /**< The receive may have succeeded before the point. */
-} point;
-
-static const point points[] = {
-    {.name = "receiver asked", .count = 1},
-    {.name = "receiver asked", .count = 3},
-    {.name = "source was asked", .at_source = true, .count = 1},
-    {.name = "source offered", .at_source = true, .count = 1},
-    {.name = "receiver has the offer", .count = 1},
-    {.name = "receiver planned", .count = 1},
-    {.name = "receiver probed", .count = 1},
-    {.name = "receiver sent the plan", .count = 1},
-    {.name = "source has the plan", .at_source = true, .count = 1, .planned = true},
-    {.name = "source gathers a chunk", .at_source = true, .count = 1, .no_cma = true, .planned = true},
-    {.name = "source gathers a chunk", .at_source = true, .count = 3, .no_cma = true, .planned = true},
-    {.name = "receiver opened a chunk", .count = 1},
-    {.name = "receiver opened a chunk", .count = 3},
-    {.name = "receiver closed a chunk", .count = 1},
-    {.name = "receiver closed a chunk", .count = 3},
-    {.name = "receiver asks to confirm", .count = 1},
-    {.name = "receiver has all bytes", .count = 1, .late = true},
-    {.name = "source was told done", .at_source = true, .count = 1, .late = true},
-    {.name = "source released", .at_source = true, .count = 1, .late = true},
-};
-
-enum { POINTS = sizeof(points) / sizeof(*points) };
-
 /** One case. */
 typedef struct scene {
     char name[120];
-    const point *where;
+    const source_point *where;
     int32_t victim;
     int signal;
     const char *lane;
@@ -160,6 +127,14 @@ static void check_stats(job_rank *self, const wherry_stats *stats) {
     }
 }
 
+/** @return false if the victim's call ended before the signal. */
+static bool await_signal_or_end(job_rank *self) {
+    while (!atomic_load(&self->job->signalled_at) && !atomic_load(self->job->flags + WOKEN)) {
+        usleep(500); /* The victim's call ends. */
+    }
+    return atomic_load(&self->job->signalled_at) != 0;
+}
+
 static void be_receiver(job_rank *self) {
     const scene *s = self->scene;
     wherry_transfer_options options = options_of(s);
@@ -186,8 +161,8 @@ static void be_receiver(job_rank *self) {
         fprintf(stderr, "\n");
     }
     job_check(self, ms < LOSS_MS, "the receive ended %.0f ms after the signal", ms);
-    if (s->where->planned && !stats.sources[s->victim].bytes && !signalled) {
-        /* The machine was busy: the victim's offer came too late to be used. */
+    if (s->where->at_source && !await_signal_or_end(self)) {
+        /* The machine was busy: the victim's offer came too late for it to pass the point. */
         job_announce(self, RECEIVED);
         return;
     }
@@ -205,7 +180,10 @@ static job *start(scene *s) {
     job_signal plan = {s->where->name, s->where->count, s->victim, s->signal};
     snprintf(s->name, sizeof(s->name), "%s source %s at \"%s\" %d, %s%s%s", s->victim == USED ? "used" : "spare",
              s->signal == SIGKILL ? "killed" : "stopped", s->where->name, s->where->count, s->lane,
-             s->tcp ? " over tcp" : "", s->verify == WHERRY_VERIFY_ON ? ", checked" : "");
+             s->tcp ? " over tcp" : "",
+             s->verify == WHERRY_VERIFY_ALL  ? ", compared"
+             : s->verify == WHERRY_VERIFY_ON ? ", checked"
+                                             : "");
     job *all = job_open(s->name, RANKS, s->tcp, s->dead_after_ms);
     all->expendable[s->victim] = s->signal == SIGKILL;
     for (int32_t rank = 0; rank < RANKS; rank++) {
@@ -230,16 +208,16 @@ static void run(scene *scenes, size_t count) {
     assert_int_equal(failed, 0);
 }
 
-static scene basic(const point *where, int32_t victim, int signal, const char *lane) {
+static scene basic(const source_point *where, int32_t victim, int signal, const char *lane) {
     return (scene){.where = where, .victim = victim, .signal = signal, .lane = lane, .dead_after_ms = DEAD_AFTER_MS};
 }
 
 /** All points for the source that is used, and some for another one. */
 static void everywhere(const char *lane, int signal, bool tcp, wherry_verify verify) {
-    scene scenes[2 * POINTS];
+    scene scenes[2 * SOURCE_POINTS];
     size_t count = 0;
-    for (size_t i = 0; i < POINTS; i++) {
-        const point *at = points + i;
+    for (size_t i = 0; i < SOURCE_POINTS; i++) {
+        const source_point *at = source_points + i;
         for (int32_t victim = USED; victim <= SPARE; victim++) {
             bool passed = (!at->no_cma || strcmp(lane, "cma") != 0) && !(tcp && at->planned && at->count > 1);
             bool wanted = victim == USED || (!at->planned && at->count == 1 && signal == SIGKILL && !verify);
@@ -298,7 +276,7 @@ static void test_the_only_offer_is_of_a_stopped_source(void **state) {
     (void)state;
     static const char *const lanes[] = {"cma", "ring", "stream", "stream"};
     enum { LANES = sizeof(lanes) / sizeof(*lanes) };
-    static const point where = {.name = "receiver has the offer", .count = 1};
+    static const source_point where = {.name = "receiver has the offer", .count = 1};
     scene scenes[LANES];
     for (size_t i = 0; i < LANES; i++) {
         scenes[i] = basic(&where, USED, SIGSTOP, lanes[i]);
@@ -314,6 +292,23 @@ static void test_a_source_is_lost_with_digests(void **state) {
     everywhere("cma", SIGKILL, false, WHERRY_VERIFY_ON);
     everywhere("cma", SIGSTOP, false, WHERRY_VERIFY_ON);
     everywhere("stream", SIGKILL, true, WHERRY_VERIFY_ON);
+}
+
+/**
+ * A source that sends no chunk, or only some, is lost while the chunks of the others are compared
+ * with its own.
+ */
+static void test_a_source_is_lost_while_it_is_compared(void **state) {
+    (void)state;
+    enum { WAYS = 4 };
+    scene scenes[WAYS * COMPARING_POINTS];
+    for (size_t i = 0; i < WAYS * COMPARING_POINTS; i++) {
+        bool tcp = i % 2;
+        scenes[i] = basic(comparing_points + i / WAYS, SPARE, i % WAYS < 2 ? SIGKILL : SIGSTOP, tcp ? "stream" : "cma");
+        scenes[i].tcp = tcp;
+        scenes[i].verify = WHERRY_VERIFY_ALL;
+    }
+    run(scenes, WAYS * COMPARING_POINTS);
 }
 
 /* ---- all sources are killed ---- */
@@ -616,8 +611,11 @@ static void *change_state(void *context) {
  */
 static void change_state_when_offered(const char *name) {
     pthread_t changing;
-    if (strcmp(name, "source offered") == 0 && pthread_create(&changing, NULL, change_state, NULL) != 0) {
-        abort();
+    if (strcmp(name, "source offered") == 0) {
+        if (pthread_create(&changing, NULL, change_state, NULL) != 0) {
+            abort();
+        }
+        job_announce(killer, PAUSED);
     }
 }
 
@@ -625,7 +623,11 @@ static void be_flawed_source(job_rank *self) {
     wherry_transfer_options options = job_options(self->scene);
     wherry_error error;
     options.step = STEP;
+    killer = self;
     wh_point_hook = self->rank == USED ? change_state_when_offered : NULL;
+    if (self->rank != USED) {
+        job_await(self, PAUSED); /* The receiver uses the source that offers first. */
+    }
     job_announce(self, SENDING + self->rank);
     wherry_status status =
         wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, NULL, &error);
@@ -643,7 +645,7 @@ static void be_checking_receiver(job_rank *self) {
     wherry_report *report;
     options.step = STEP;
     options.verify = WHERRY_VERIFY_ON;
-    await_sources(self);
+    await_source(self, USED);
     job_must(self, receive(self, &options, &stats, &report, &error), error);
     job_check(self, memcmp(target.memory, sent.memory, sent.bytes) == 0, "the received state differs");
     job_check(self, stats.sources[USED].status == WHERRY_CORRUPT && stats.retries, "the bad source: %s: %s",
@@ -666,7 +668,7 @@ static void test_a_source_that_sends_damaged_chunks_is_dropped(void **state) {
 
 /* ---- a source waits ---- */
 
-enum { WAIT_MS = 600 * JOB_SLOW, CHUNK_MS = 400 * JOB_SLOW };
+enum { WAIT_MS = 1500 * JOB_SLOW, CHUNK_MS = 800 * JOB_SLOW };
 
 static void take_time(const char *name) {
     if (strcmp(name, "receiver closed a chunk") == 0) {
@@ -767,6 +769,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_a_source_is_stopped_over_tcp),
         cmocka_unit_test(test_the_only_offer_is_of_a_stopped_source),
         cmocka_unit_test(test_a_source_is_lost_with_digests),
+        cmocka_unit_test(test_a_source_is_lost_while_it_is_compared),
         cmocka_unit_test(test_a_receive_fails_if_all_sources_are_killed),
         cmocka_unit_test(test_a_source_stops_before_it_can_vouch_for_a_lost_one),
         cmocka_unit_test(test_a_source_takes_its_offer_back),
