@@ -10,9 +10,9 @@
  *     test_chaos hosts    on two hosts made of network namespaces (needs root)
  *     test_chaos ucx      on one host, over the lane ucx
  *
- * WHERRY_CHAOS_TRANSFERS sets how many receives must succeed; without it, this runs for some
- * seconds. WHERRY_CHAOS_SEED repeats the random choices, and WHERRY_TEST_TIMES prints every
- * receive. `make soak` runs all of it for long.
+ * WHERRY_CHAOS_TRANSFERS sets how many receives must succeed. Without it, this runs for some
+ * seconds, or for WHERRY_CHAOS_SECONDS. WHERRY_CHAOS_SEED repeats the random choices, and
+ * WHERRY_TEST_TIMES prints every receive. `make soak` runs all of it for long.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -384,7 +384,9 @@ static void run_chaos(const scene *at, const two_hosts *hosts) {
     assert_true(storm != MAP_FAILED);
     const char *text = getenv("WHERRY_CHAOS_SEED");
     const char *transfers = getenv("WHERRY_CHAOS_TRANSFERS");
+    const char *time = getenv("WHERRY_CHAOS_SECONDS");
     int receives = transfers ? (int)strtol(transfers, NULL, 10) : 0;
+    int seconds = time ? (int)strtol(time, NULL, 10) : CHAOS_S;
     unsigned seed = text ? (unsigned)strtoul(text, NULL, 10) : (unsigned)wh_clock_now();
     *storm = (chaos){.at = at, .seed = seed, .step = 1};
     job *all = job_open(at->name, CHAOS_RANKS, at->tcp, CHAOS_DEAD_MS);
@@ -396,7 +398,7 @@ static void run_chaos(const scene *at, const two_hosts *hosts) {
         start_rank(all, rank);
     }
     bool good = rage(all, hosts, &seed, receives / 10, 1) && survey_all(all) &&
-                rage(all, hosts, &seed, receives, CHAOS_S - 1) && survey_all(all);
+                rage(all, hosts, &seed, receives, seconds - 1) && survey_all(all);
     await_joined();
     atomic_store(&storm->over, 1);
     good = job_close(all) && good;
