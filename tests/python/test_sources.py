@@ -99,7 +99,8 @@ def three_body(kind, in_place):
             used = [one for one in stats.sources if one.bytes]
             assert used and all(one.lane and one.rate > 0 and not one.error for one in used)
             for one in stats.sources:
-                assert launch.wait_for(f"needed {STEP + 1} {one.rank}") == (one.bytes > 0)
+                # A source may have been asked, and have been too slow to deliver anything.
+                assert launch.wait_for(f"needed {STEP + 1} {one.rank}") or not one.bytes
         ended()
 
 
@@ -145,8 +146,9 @@ def test_a_source_that_does_not_send(kind):
 
 def required_body(kind):
     rank = launch.rank()
-    # With the store, the receiver asks no source before it has reached all of them.
-    options = {"require": "all"} if rank == RECEIVER else {"limit": 5 if kind == "store" else LIMIT}
+    # With the store, the receiver asks no source before it has reached all of them. With the
+    # others, a source that is too slow to answer waits for another receive, until its limit.
+    options = {"require": "all"} if rank == RECEIVER else {"limit": 5 if kind == "store" else 15}
     with opened(kind, **options) as transport:
         if rank == RECEIVER:
             with pytest.raises(wherry.errors.Timeout):
@@ -278,7 +280,9 @@ def differing_body(kind):
     rank = launch.rank()
     # A source that the receiver left before it had answered waits for another receive, until this
     # short limit.
-    options = {"verify": "all"} if rank == RECEIVER else {"limit": timedelta(seconds=15)}
+    options = {"limit": timedelta(seconds=15)}
+    if rank == RECEIVER:  # Without "require", it would not wait for a source that answers late.
+        options = {"verify": "all", "require": "all"}
     with opened(kind, **options) as transport:
         if rank == RECEIVER:
             with pytest.raises(wherry.errors.InvalidArgument, match="step"):
