@@ -7,7 +7,7 @@
 
 #include "base/point.h"
 #include "conformance/hub_place.h"
-#include "lane/stream/stream_internal.h"
+#include "lane/stream/stream_frame.h"
 #include "range/digest.h"
 #include "support/scripted_peer.h"
 
