@@ -291,7 +291,7 @@ static job *start(scene *s, job_body source, job_body receiver) {
              s->lane, s->tcp ? " over tcp" : "", s->verify == WHERRY_VERIFY_ON ? ", checked" : "");
     job *all = job_open(s->name, RANKS, s->tcp, DEAD_AFTER_MS);
     if (s->network) {
-        assert_true(two_hosts_link(s->network, true)); /* A case that failed may have left it cut. */
+        assert_true(two_hosts_link(s->network, true)); /* A failed case may have left it cut. */
         all->host = TWO_HOSTS_ADDRESS;
         all->networks = s->network->namespaces;
     }
