@@ -387,6 +387,7 @@ static void run_chaos(const scene *at, const two_hosts *hosts) {
     const char *time = getenv("WHERRY_CHAOS_SECONDS");
     int receives = transfers ? (int)strtol(transfers, NULL, 10) : 0;
     int seconds = time ? (int)strtol(time, NULL, 10) : CHAOS_S;
+    int warm_up = seconds < 10 ? 1 : seconds / 10;
     unsigned seed = text ? (unsigned)strtoul(text, NULL, 10) : (unsigned)wh_clock_now();
     *storm = (chaos){.at = at, .seed = seed, .step = 1};
     job *all = job_open(at->name, CHAOS_RANKS, at->tcp, CHAOS_DEAD_MS);
@@ -397,8 +398,8 @@ static void run_chaos(const scene *at, const two_hosts *hosts) {
     for (int32_t rank = 0; rank < CHAOS_RANKS; rank++) {
         start_rank(all, rank);
     }
-    bool good = rage(all, hosts, &seed, receives / 10, 1) && survey_all(all) &&
-                rage(all, hosts, &seed, receives, seconds - 1) && survey_all(all);
+    bool good = rage(all, hosts, &seed, receives / 10, warm_up) && survey_all(all) &&
+                rage(all, hosts, &seed, receives, seconds - warm_up) && survey_all(all);
     await_joined();
     atomic_store(&storm->over, 1);
     good = job_close(all) && good;
