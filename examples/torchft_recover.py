@@ -13,6 +13,7 @@ For your own training, add the line `wherry.torchft.attach(manager)`.
 import argparse
 import multiprocessing
 import os
+import queue
 import signal
 import sys
 import time
@@ -45,9 +46,9 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.sgd.load_state_dict(state["sgd"])
 
-    def loss(self, step, model=None):
+    def loss(self, step):
         torch.manual_seed(1000 + step)
-        return (model or self.model)(torch.randn(16, 64)).square().mean()
+        return self.model(torch.randn(16, 64)).square().mean()
 
 
 def undisturbed(steps):
@@ -87,13 +88,16 @@ def replica(number, life, lighthouse, at, last, results, asynchronous):
         world_size=1,
     )
     transport = wherry.torchft.attach(manager)
-    model = torchft.DistributedDataParallel(manager, training.model)
     optimizer = torchft.Optimizer(manager, training.sgd)
     losses, healed = {}, None
     while manager.current_step() < last.value:
         optimizer.zero_grad()  # starts the quorum, and with it a heal
-        loss = training.loss(manager.current_step(), model)
+        loss = training.loss(manager.current_step())
         loss.backward()
+        # Not by torchft's DistributedDataParallel: if an all-reduce fails, it ends the program, for
+        # example when the other replica dies in the middle. So the step is repeated.
+        for one in training.model.parameters():
+            manager.allreduce(one.grad).wait()
         step, participating = manager.current_step(), manager.is_participating()
         # Not while it trains alone: replica 0 may start later, and must keep the state.
         if number == 1 and life == 1 and step >= at and manager.num_participants() == 2:
@@ -101,10 +105,10 @@ def replica(number, life, lighthouse, at, last, results, asynchronous):
         optimizer.step()
         if manager.current_step() == step:
             continue  # the step was not committed: the other replica was lost in it
-        if participating:
-            losses[step] = loss.item()
-        if life == 2 and healed is None:
+        if life == 2 and healed is None and transport.last_stats:
             healed, last.value = step, step + MORE
+        if participating and (life == 1 or healed is not None):
+            losses[step] = loss.item()
         time.sleep(0.02)
     stats = transport.last_stats
     results.put((number, healed, losses, stats and stats.lane, stats and stats.bytes_moved))
@@ -134,7 +138,18 @@ def disturbed(at, asynchronous):
             sys.exit(f"FAILED: replica 1 ended with {killed.exitcode} before step {at}")
         print("replica 1 was killed; starting it again", flush=True)
         start(1, 2)
-        return sorted((results.get(timeout=120) for _ in range(2)), key=lambda one: one[0])
+        found, until = [], time.monotonic() + 120
+        while len(found) < 2:
+            failed = [one.exitcode for one in processes if one is not killed and one.exitcode]
+            if failed:
+                sys.exit(f"FAILED: a replica ended with {failed[0]}")
+            if time.monotonic() > until:
+                sys.exit("FAILED: a replica has not ended after 120 s")
+            try:
+                found.append(results.get(timeout=0.5))
+            except queue.Empty:
+                pass
+        return sorted(found, key=lambda one: one[0])
     finally:
         for process in processes:
             process.join(5)
