@@ -63,8 +63,9 @@ T = TypeVar("T")
 _SLOTS = 4096
 _SOURCE = 0
 
-#: How long one attempt to connect may take.
+#: How long one attempt to connect may take, and the first one, to this process itself.
 _ATTEMPT_SECONDS = 2.0
+_FIRST_MS = 1000
 
 #: Stands between the tickets of several sources. No ticket contains it.
 _BETWEEN_TICKETS = ","
@@ -135,6 +136,10 @@ class _Resources:
             if self._listener is None:
                 host = self._host or _own_host()
                 self._listener = Listener(host, _SOURCE, _SLOTS, logged=True)
+                # The first connection of a process takes 10 ms longer, because libssl then loads
+                # its algorithms. So that no heal has to wait for it, make one now.
+                with contextlib.suppress(Error):
+                    connect(self._listener.ticket, _SOURCE + 1, _FIRST_MS).close()
             return self._listener
 
     def serve(self, state: _core.State, options: dict[str, Any], seconds: float) -> None:
