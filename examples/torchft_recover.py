@@ -94,17 +94,17 @@ def replica(number, life, lighthouse, at, last, results, asynchronous):
         optimizer.zero_grad()  # starts the quorum, and with it a heal
         loss = training.loss(manager.current_step())
         loss.backward()
-        # Not by torchft's DistributedDataParallel: if an all-reduce fails, it ends the program, for
-        # example when the other replica dies in the middle. So the step is repeated.
+        step, participating = manager.current_step(), manager.is_participating()
+        # Not by torchft's DistributedDataParallel, which ends the program if an all-reduce fails.
         for one in training.model.parameters():
             manager.allreduce(one.grad).wait()
-        step, participating = manager.current_step(), manager.is_participating()
-        # Not while it trains alone: replica 0 may start later, and must keep the state.
-        if number == 1 and life == 1 and step >= at and manager.num_participants() == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+            # In the middle of a step. But not while it trains alone: replica 0 may start later, and
+            # must keep the state.
+            if number == 1 and life == 1 and step >= at and manager.num_participants() == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
         if manager.current_step() == step:
-            continue  # the step was not committed: the other replica was lost in it
+            continue  # the other replica was lost in this step, which is repeated
         if life == 2 and healed is None and transport.last_stats:
             healed, last.value = step, step + MORE
         if participating and (life == 1 or healed is not None):

@@ -59,9 +59,9 @@ logger = logging.getLogger("wherry")
 T = TypeVar("T")
 
 #: The number of slots of a listener. In the library's terms, slots are ranks. The source has slot
-#: 0, and each receiver picks one of the others at random.
+#: 0, the first connection has slot 1, and each receiver picks one of the others at random.
 _SLOTS = 4096
-_SOURCE = 0
+_SOURCE, _FIRST = 0, 1
 
 #: How long one attempt to connect may take, and the first one, to this process itself.
 _ATTEMPT_SECONDS = 2.0
@@ -139,7 +139,7 @@ class _Resources:
                 # The first connection of a process takes 10 ms longer, because libssl then loads
                 # its algorithms. So that no heal has to wait for it, make one now.
                 with contextlib.suppress(Error):
-                    connect(self._listener.ticket, _SOURCE + 1, _FIRST_MS).close()
+                    connect(self._listener.ticket, _FIRST, _FIRST_MS).close()
             return self._listener
 
     def serve(self, state: _core.State, options: dict[str, Any], seconds: float) -> None:
@@ -563,7 +563,7 @@ def _about(src_rank: int, step: int) -> Iterator[None]:
 
 def _read_ticket(metadata: str) -> Ticket:
     ticket = Ticket.read(metadata)
-    if ticket.rank != _SOURCE or ticket.size < 2:
+    if ticket.rank != _SOURCE or ticket.size <= _FIRST + 1:
         raise InvalidArgument(
             "this metadata is from another kind of transport: pass the result of metadata() of a "
             "wherry.torchft.Transport"
@@ -573,7 +573,7 @@ def _read_ticket(metadata: str) -> Ticket:
 
 def _connect(ticket: Ticket, deadline: Deadline) -> Connection:
     """Connects through a random slot."""
-    slot = secrets.randbelow(ticket.size - 1) + 1
+    slot = secrets.randbelow(ticket.size - _FIRST - 1) + _FIRST + 1
     while True:
         try:
             return connect(ticket, slot, deadline.slice_ms(_ATTEMPT_SECONDS))

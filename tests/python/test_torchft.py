@@ -49,7 +49,7 @@ def await_receivers(source, count):
     """Waits until this many receivers have connected to the source."""
     link = source._resources.listener().connection
     until = time.monotonic() + 20
-    while sum(map(link.alive, range(1, link.size))) < count:
+    while sum(map(link.alive, range(2, link.size))) < count:
         assert time.monotonic() < until
         time.sleep(0.005)
 
@@ -57,6 +57,20 @@ def await_receivers(source, count):
 def fetch(source, step, receiver=None, timeout=LIMIT):
     receiver = receiver or Transport(LIMIT)
     return receiver.recv_checkpoint(0, source.metadata(), step, timeout)
+
+
+def test_the_first_connection_is_made_before_a_heal(make, monkeypatch):
+    slots = []
+
+    def counted(ticket, slot, *limit):
+        slots.append(slot)
+        return _rendezvous.connect(ticket, slot, *limit)
+
+    monkeypatch.setattr(torchft, "connect", counted)
+    source = make()
+    assert source.metadata() == source.metadata() and slots == [1]
+    source.send_checkpoint([1], 1, {"w": 1}, LIMIT)
+    assert fetch(source, 1) == {"w": 1} and len(slots) == 2 and slots[1] > 1
 
 
 # ---- recovery ----
