@@ -274,12 +274,16 @@ static void find_memory(void) {
     char sizes[2][WH_SIZE_TEXT_MAX];
     bool there = read_choice("/sys/kernel/mm/transparent_hugepage/enabled", word, sizeof(word));
     bool good = there && strcmp(word, "never") != 0;
-    add(area, "huge pages", good ? GOOD : BAD,
-        good    ? NULL
-        : there ? "without huge pages, receiving into new memory is several times slower; run: echo madvise > "
-                  "/sys/kernel/mm/transparent_hugepage/enabled"
-                : "this kernel has no transparent huge pages; receive in place instead of into new memory",
-        "%s", word);
+    bool hidden = access("/sys/kernel", F_OK) != 0;
+    add(area, "huge pages",
+        good     ? GOOD
+        : hidden ? FACT
+                 : BAD,
+        good || hidden ? NULL
+        : there        ? "without huge pages, receiving into new memory is several times slower; run: echo madvise > "
+                         "/sys/kernel/mm/transparent_hugepage/enabled"
+                       : "this kernel has no transparent huge pages; receive in place instead of into new memory",
+        "%s", hidden ? "unknown: /sys is not mounted here" : word);
     if (read_choice("/sys/kernel/mm/transparent_hugepage/shmem_enabled", word, sizeof(word))) {
         add(area, "huge pages, shared", FACT, NULL, "%s", word);
     }
@@ -310,8 +314,8 @@ static void find_interface(const struct ifaddrs *one) {
     bool known = wh_read_field(path, "", speed, sizeof(speed)) && strtol(speed, NULL, 10) > 0;
     snprintf(path, sizeof(path), "/sys/class/net/%s/mtu", one->ifa_name);
     wh_read_field(path, "", mtu, sizeof(mtu));
-    add("network", one->ifa_name, FACT, NULL, "%s%s%s%s, MTU %s%s", address, known ? ", " : "", known ? speed : "",
-        known ? " Mbit/s" : "", *mtu ? mtu : "unknown", one->ifa_flags & IFF_LOOPBACK ? " (loopback)" : "");
+    add("network", one->ifa_name, FACT, NULL, "%s%s%s%s%s%s%s", address, known ? ", " : "", known ? speed : "",
+        known ? " Mbit/s" : "", *mtu ? ", MTU " : "", mtu, one->ifa_flags & IFF_LOOPBACK ? " (loopback)" : "");
 }
 
 static void find_network(void) {
@@ -635,8 +639,12 @@ static int run(void *context, const wh_operands *operands) {
     } else {
         /* The line about the loopback interface says what to do. */
         bool known = !has_loopback && !options->group;
-        add("lanes", "all lanes", known ? FACT : BAD, known ? NULL : error.message, "could not be tried%s",
-            known ? " without the loopback interface" : "");
+        bool wrong = options->group && status == WHERRY_INVALID_ARGUMENT; /* The error itself comes last. */
+        add("lanes", "all lanes", known ? FACT : BAD,
+            known   ? NULL
+            : wrong ? "correct --group"
+                    : error.message,
+            "could not be tried%s", known ? " without the loopback interface" : "");
     }
     if (options->group && status == WHERRY_OK) {
         find_group(&probe);

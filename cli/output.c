@@ -74,14 +74,21 @@ static bool is_control(const char *text, size_t bytes) {
     return bytes == 0 || first < 0x20 || first == 0x7F || (first == 0xC2 && (unsigned char)text[1] < 0xA0);
 }
 
-static void print_escaped(FILE *out, const char *text, size_t size) {
+/** Prints text, unless out is NULL. @return the columns that it takes on a terminal. */
+static int print_escaped(FILE *out, const char *text, size_t size) {
+    int columns = 0;
     for (const char *end = text + size; text < end;) {
         size_t bytes = character_bytes(text);
         bool plain = !is_control(text, bytes);
-        for (bytes = bytes ? bytes : 1; bytes > 0; bytes--) {
-            fprintf(out, plain ? "%c" : "\\x%02x", (unsigned char)*text++);
+        bytes = bytes ? bytes : 1;
+        columns += plain ? 1 : 4 * (int)bytes;
+        for (; bytes > 0; bytes--, text++) {
+            if (out) {
+                fprintf(out, plain ? "%c" : "\\x%02x", (unsigned char)*text);
+            }
         }
     }
+    return columns;
 }
 
 void wh_print_escaped(FILE *out, const char *text) {
@@ -99,15 +106,6 @@ static int columns_of(FILE *stream, int otherwise) {
     return ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col ? (int)size.ws_col : otherwise;
 }
 
-/** The columns that a terminal needs for UTF-8 text. */
-static int columns_for(const char *text, size_t size) {
-    int columns = 0;
-    for (size_t i = 0; i < size; i++) {
-        columns += ((unsigned char)text[i] & 0xC0) != 0x80;
-    }
-    return columns;
-}
-
 void wh_print_wrapped(FILE *out, const char *text, int indent, int width) {
     int terminal = columns_of(out, width);
     char *lines = NULL;
@@ -122,7 +120,7 @@ void wh_print_wrapped(FILE *out, const char *text, int indent, int width) {
         if (unit && unit <= UNIT_MAX && length && isdigit((unsigned char)text[length - 1])) {
             length += 1 + unit; /* A number stays with its unit. */
         }
-        int needed = columns_for(text, length);
+        int needed = print_escaped(NULL, text, length);
         bool next = !first && column + 1 + needed > width;
         if (next) {
             fprintf(to, "\n%*s", indent, "");

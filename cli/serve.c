@@ -319,11 +319,13 @@ static wherry_status write_token(server *s, wherry_error *error) {
     s->wrote_token = file >= 0;
     bool good = file >= 0 && dprintf(file, "%s\n", s->token) > 0;
     good = file >= 0 && close(file) == 0 && good;
-    return good ? WHERRY_OK
-                : wh_fail_error(error, WHERRY_SYSTEM, "cannot write the token to %s%s", path,
-                                file < 0 && errno == EEXIST
-                                    ? ", which exists; remove it unless another `wherry serve` is running with it"
-                                    : "");
+    if (file < 0 && errno == EEXIST) {
+        wh_fail_error(error, WHERRY_SYSTEM, "%s", path);
+        snprintf(error->message, sizeof(error->message),
+                 "the token file %.600s exists; remove it, unless another `wherry serve` is running with it", path);
+        return WHERRY_SYSTEM;
+    }
+    return good ? WHERRY_OK : wh_fail_error(error, WHERRY_SYSTEM, "cannot write the token to %s", path);
 }
 
 /** Splits HOST or HOST:PORT, with or without brackets. @return false if that is not its form. */

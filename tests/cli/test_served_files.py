@@ -144,7 +144,8 @@ def test_a_token_in_a_file_is_not_printed(json_output, tmp_path, model):
 def test_a_token_file_that_was_left_behind(tmp_path, model):
     (tmp_path / "token").write_text("old\n")
     done = wherry("serve", model, "--token-file", tmp_path / "token")
-    assert done.returncode == RESOURCE and "remove it unless another" in done.stderr
+    assert done.returncode == RESOURCE and "remove it, unless another" in done.stderr
+    assert done.stderr.count("exists") == 1 and "File exists" not in done.stderr
     assert (tmp_path / "token").read_text() == "old\n"
 
 
