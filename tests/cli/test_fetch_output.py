@@ -151,6 +151,18 @@ def test_a_server_that_is_lost(tmp_path):
             assert (tmp_path / ".got.part").exists() == resume
 
 
+def test_a_server_that_is_stopped(tmp_path):
+    """Both sides say so, without the library's words for ranks and offers."""
+    big = large(tmp_path / "big.safetensors", 64 << 20)
+    with serving(tmp_path, big, signal_at=(9, signal.SIGINT, SENT)) as server:
+        done = server.fetch("-o", tmp_path / "got", "--lanes", "stream")
+        assert done.returncode == PEER and "not valid" not in done.stderr, done.stderr
+        assert "MiB of 64.0 MiB had arrived; with --resume" in done.stderr
+        assert server.process.wait(30) == 128 + signal.SIGINT
+        said = server.log.splitlines()[-1]
+        assert said.endswith(": this server was stopped") and "rank" not in said, server.log
+
+
 def test_a_client_that_is_lost(tmp_path):
     big = large(tmp_path / "big.safetensors", 64 << 20)
     with serving(tmp_path, big) as server:

@@ -318,6 +318,17 @@ def test_dtensors_that_are_refused(world):
         assert caught.value.path == "d[0]"
 
 
+@pytest.mark.parametrize(("source", "told"), [(1, False), (2, True)])
+def test_rows_of_another_rank_are_told(world, caplog, source, told):
+    """This process is rank 1 of the mesh. A new DTensor has the rows of the rank that sent it."""
+    codec = TorchCodec()
+    codec.source = source
+    core.restore(core.build(pick("even", "grid", "all"), TorchCodec()), codec)
+    warned = [one for one in caplog.messages if "its rows are those of the other rank" in one]
+    assert len(warned) == told, caplog.messages
+    assert not told or "of rank 2 as a new DTensor of rank 1" in warned[0]
+
+
 def test_dtensor_in_place(world):
     sent, target = dtensors(), dtensors()
     for name in ("row", "transposed"):

@@ -208,6 +208,11 @@ static void test_refuses_boxes_that_differ(void **state) {
     must_fail(WHERRY_MISMATCH, error, wherry_plan_create(prepared, target, &options, &plan, &error));
     assert_non_null(strstr(error.message, "different boxes of the global tensor, ["));
     assert_non_null(strstr(error.message, "] at the source and ["));
+    const char *ours = strstr(error.message, "tensor, [");
+    const char *theirs = strstr(error.message, " and [");
+    assert_true(strncmp(ours + strlen("tensor, "), theirs + strlen(" and "), strcspn(ours, "]") - strlen("tensor, ")) !=
+                0);
+    assert_non_null(strstr(error.message, "receive from a rank that has the same box"));
     options.flags = WHERRY_PLAN_ANY_BOX;
     must(wherry_plan_create(prepared, target, &options, &plan, &error));
     wherry_plan_destroy(plan);
