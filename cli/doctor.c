@@ -639,7 +639,8 @@ static int run(void *context, const wh_operands *operands) {
     } else {
         /* The line about the loopback interface says what to do. */
         bool known = !has_loopback && !options->group;
-        bool wrong = options->group && status == WHERRY_INVALID_ARGUMENT; /* The error itself comes last. */
+        /* If --group is wrong, the error itself comes last. */
+        bool wrong = options->group && status == WHERRY_INVALID_ARGUMENT;
         add("lanes", "all lanes", known ? FACT : BAD,
             known   ? NULL
             : wrong ? "correct --group"
