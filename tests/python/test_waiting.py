@@ -19,7 +19,7 @@ with wherry.Group.join(f"unix://{{sys.argv[1]}}?rank={{rank}}&size=2", timeout=6
     state = {{"w": numpy.zeros(3)}}
     try:
         {body}
-    except wherry.errors.Timeout as error:
+    except wherry.Error as error:
         print(error)
     group.barrier(1)
 """
@@ -64,6 +64,14 @@ def test_a_send_names_the_rank_and_its_call(tmp_path, environment):
     call = "wherry.recv or recv_checkpoint"
     assert told == f"wherry: info: waiting for rank 1, which must call {call}\n"
     assert printed.startswith(f"rank 1 has not called {call}: timed out after")
+
+
+def test_a_failure_is_reported_once(tmp_path, environment):
+    """By the exception of each rank, and not in the log as well."""
+    receive = "wherry.recv(group, 0, into={'w': numpy.zeros(3), 'v': numpy.zeros(2)}, timeout=20)"
+    for printed, told in outputs(tmp_path, ["wherry.send(group, [1], state, timeout=20)", receive]):
+        assert told == "" and printed.count("missing from the source (1): 'v'") == 1, printed
+        assert "partial=True" in printed and printed.count("\n") == 1
 
 
 @pytest.mark.parametrize(
