@@ -83,8 +83,10 @@ static int print_escaped(FILE *out, const char *text, size_t size) {
         bytes = bytes ? bytes : 1;
         columns += plain ? 1 : 4 * (int)bytes;
         for (; bytes > 0; bytes--, text++) {
-            if (out) {
-                fprintf(out, plain ? "%c" : "\\x%02x", (unsigned char)*text);
+            if (out && plain) {
+                fputc(*text, out);
+            } else if (out) {
+                fprintf(out, "\\x%02x", (unsigned char)*text);
             }
         }
     }
