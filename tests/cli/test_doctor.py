@@ -17,6 +17,10 @@ import time
 import pytest
 from command import ARGUMENT, FAILED, OK, ROOT, USAGE, WHERRY, environment, start, wait_for, wherry
 
+sys.path.insert(0, str(ROOT / "tests" / "python"))
+
+import launch
+
 QUICK = ["--size", "4M", "--repeats", "2"]
 
 
@@ -267,18 +271,12 @@ def test_sockets_of_killed_processes(folder):
         assert left_behind("--clean") and set(folder.iterdir()) == set(kept)
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run a rank as another user")
 def test_why_not_a_better_lane():
     """A receiver of another user may not read the source's memory: reason, advice, next lane."""
 
     def run(command, *more):
-        address = f"tcp://127.0.0.1:{free_port()}?size=2&rank="
+        address = f"tcp://127.0.0.1:{launch.free_port()}?size=2&rank="
         ranks = [
             subprocess.Popen(
                 [WHERRY, command, *more, "--group", address + str(rank)],
@@ -434,8 +432,7 @@ def test_a_group_that_cannot_be_joined():
     ],
 )
 def test_encryption_between_ranks(address, secret, told, folder):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = launch.free_port()
     ranks = [
         start(
             "doctor",

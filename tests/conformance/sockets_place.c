@@ -1,12 +1,11 @@
 #include "conformance/sockets_place.h"
 
-#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "group/sockets/sockets.h"
+#include "support/meeting.h"
 
 enum { JOIN_MS = 20000, TEXT_MAX = 256 };
 
@@ -38,21 +37,9 @@ void *wh_open_unix_place(int32_t size) {
     return place;
 }
 
-/** The system chose this port. It is free again. */
-static int free_port(void) {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof(at);
-    int probe = socket(AF_INET, SOCK_STREAM, 0);
-    if (probe < 0 || bind(probe, (struct sockaddr *)&at, size) || getsockname(probe, (struct sockaddr *)&at, &size)) {
-        abort();
-    }
-    close(probe);
-    return ntohs(at.sin_port);
-}
-
 void *wh_open_near_place(int32_t size) {
     meeting_place *place = new_place(size, "a secret of many words");
-    snprintf(place->text, sizeof(place->text), "tcp://127.0.0.1:%d", free_port());
+    snprintf(place->text, sizeof(place->text), "tcp://127.0.0.1:%d", wh_test_free_port());
     return place;
 }
 

@@ -63,7 +63,7 @@ static void await_asleep(pid_t process) {
     do {
         assert_false(wh_deadline_passed(end));
         wh_await_asleep(process);
-    } while (!wh_threads_are(process, WH_STATES_ASLEEP));
+    } while (!wh_threads_are(process, WH_STATES_ASLEEP, NULL));
 }
 
 static bool ask(wh_group *group, int32_t rank) {

@@ -32,10 +32,12 @@ import json
 import logging
 import os
 import pathlib
+import random
 import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -267,26 +269,34 @@ def without_notes_of_gloo(output):
     )
 
 
-def _all_asleep(process):
-    own = str(threading.get_native_id())
+def _threads(process):
+    """The state and the CPU seconds of each thread of a process, except the calling one."""
+    own, found = str(threading.get_native_id()), []
     for task in pathlib.Path(f"/proc/{process}/task").iterdir():
-        with contextlib.suppress(OSError):
-            if (
-                task.name != own
-                and (task / "stat").read_text().rpartition(")")[2].split()[0] in "RD"
-            ):
-                return False
-    return True
+        if task.name != own:
+            with contextlib.suppress(OSError):
+                fields = (task / "stat").read_text().rpartition(")")[2].split()
+                ticks = int(fields[11]) + int(fields[12])
+                found.append((fields[0], ticks / os.sysconf("SC_CLK_TCK")))
+    return found
 
 
 def wait_until_asleep(process=None):
     """Waits until all threads of a process, except the calling one, are seen asleep several times
-    in a row, so that they are blocked in their calls. Gives up after half a second, because some
-    libraries have threads that poll. The default is this process."""
-    until, seen = time.monotonic() + 0.5, 0
-    while seen < 3 and time.monotonic() < until:
+    in a row, so that they are blocked in their calls. The default is this process.
+
+    Some libraries have threads that poll, so this gives up after half a second in which the threads
+    have used a processor. On a busy machine, a thread may wait that long for one. Then this gives
+    up only after five seconds."""
+    process = process or os.getpid()
+    began, seen = time.monotonic(), 0
+    polling = 0.25 + sum(seconds for _, seconds in _threads(process))
+    while seen < 3 and (passed := time.monotonic() - began) < 5:
         time.sleep(0.003)
-        seen = seen + 1 if _all_asleep(process or os.getpid()) else 0
+        threads = _threads(process)
+        seen = 0 if any(state in "RD" for state, _ in threads) else seen + 1
+        if passed > 0.5 and sum(seconds for _, seconds in threads) >= polling:
+            return
 
 
 def when_asleep(call, *arguments):
@@ -297,6 +307,15 @@ def when_asleep(call, *arguments):
         call(*arguments)
 
     threading.Thread(target=run, daemon=True).start()
+
+
+def free_port():
+    """A port on loopback that is free now. The system gives ports of this range to nobody who asks
+    for any port, so no other test gets it before the caller listens there."""
+    while True:
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", random.SystemRandom().randrange(12000, 28000)))
+            return one.getsockname()[1]
 
 
 def job(size, env=None, store=True, hosts=()):

@@ -191,7 +191,7 @@ def test_ctrl_c_ends_every_wait(groups, tmp_path, what):
 
 
 def test_everything_is_encrypted(caplog):
-    address = f"tcp://127.0.0.1:{free_port()}?size=2&shortcut=0"
+    address = f"tcp://127.0.0.1:{launch.free_port()}?size=2&shortcut=0"
     options = {"secret": "a secret that all ranks know", "encrypt": "all"}
     joined = must(
         *(lambda r=r: wherry.Group.join(f"{address}&rank={r}", 20, **options) for r in range(2))
@@ -672,16 +672,8 @@ def plain_body():
 
 
 def test_without_torch(tmp_path):
-    with launch.job(3, {"WHERRY_RENDEZVOUS": f"127.0.0.1:{free_port()}"}, store=False) as job:
+    with launch.job(3, {"WHERRY_RENDEZVOUS": f"127.0.0.1:{launch.free_port()}"}, store=False) as job:
         assert job.run(plain_body, spawn=True) == [[False, "numpy"]] * 3
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 # ---- the log of the library ----

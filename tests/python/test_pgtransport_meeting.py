@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import time
 
 import launch
@@ -63,12 +62,6 @@ def test_ranks_that_take_no_part_have_nothing_to_do():
 # ---- where the ranks meet ----
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def no_store_body(port):
     """If the store of a group cannot be found, the error says what to do, and doing it helps."""
     rank, _ = start()
@@ -88,7 +81,7 @@ def no_store_body(port):
 
 def test_a_group_without_a_store():
     with launch.job(2) as job:
-        job.run(no_store_body, free_port())
+        job.run(no_store_body, launch.free_port())
 
 
 def address_body(folder):
@@ -125,7 +118,7 @@ def rendezvous_body():
 
 
 def test_at_the_address_of_the_environment():
-    with launch.job(2, {"WHERRY_RENDEZVOUS": f"127.0.0.1:{free_port()}"}) as job:
+    with launch.job(2, {"WHERRY_RENDEZVOUS": f"127.0.0.1:{launch.free_port()}"}) as job:
         job.run(rendezvous_body)
 
 

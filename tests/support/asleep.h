@@ -20,14 +20,20 @@
 #define WH_STATES_HALTED "TtZX"
 #define WH_STATES_ASLEEP "S" WH_STATES_HALTED
 
-/** True if each thread of a process has ended or has one of these states. Ignores the caller. */
-static inline bool wh_threads_are(pid_t process, const char *states) {
+/**
+ * True if each thread of a process has ended or has one of these states. Ignores the caller.
+ * @param ticks_p  receives the CPU time of these threads, in clock ticks; may be NULL.
+ */
+static inline bool wh_threads_are(pid_t process, const char *states, unsigned long *ticks_p) {
     char path[64];
     bool all = true;
+    unsigned long ticks = 0;
     snprintf(path, sizeof(path), "/proc/%d/task", (int)process);
     DIR *tasks = opendir(path);
     for (struct dirent *one; tasks && (one = readdir(tasks));) {
         char line[512] = "";
+        unsigned long user = 0;
+        unsigned long kernel = 0;
         if (one->d_name[0] == '.' || strtol(one->d_name, NULL, 10) == syscall(SYS_gettid)) {
             continue;
         }
@@ -39,9 +45,17 @@ static inline bool wh_threads_are(pid_t process, const char *states) {
         const char *name_end = fgets(line, sizeof(line), file) ? strrchr(line, ')') : NULL;
         fclose(file);
         all = all && name_end && strchr(states, name_end[2]);
+        /* The state is field 3; user and kernel are fields 14 and 15. */
+        if (name_end &&
+            sscanf(name_end + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &kernel) == 2) {
+            ticks += user + kernel;
+        }
     }
     if (tasks) {
         closedir(tasks);
+    }
+    if (ticks_p) {
+        *ticks_p = ticks;
     }
     return all;
 }
@@ -49,20 +63,29 @@ static inline bool wh_threads_are(pid_t process, const char *states) {
 /**
  * Waits until all other threads of a process sleep, seen twice in a row. A thread that was just
  * started counts as awake until it blocks. So when this returns, the thread is inside its call.
- * Gives up after half a second, because some libraries have threads that poll.
+ * Some libraries have threads that poll, so this gives up after half a second if the threads have
+ * used a processor meanwhile. On a busy machine, a thread may wait that long for one; then this
+ * gives up after five seconds.
  */
 static inline void wh_await_asleep(pid_t process) {
-    enum { LOOK_US = 2000, LOOKS_MAX = 250, TWICE = 2 };
+    enum { LOOK_US = 2000, LOOKS_MIN = 250, LOOKS_MAX = 2500, TWICE = 2 };
+    unsigned long before;
+    unsigned long now;
+    unsigned long polling = (unsigned long)sysconf(_SC_CLK_TCK) / 4;
+    wh_threads_are(process, WH_STATES_ASLEEP, &before);
     for (int looks = 0, seen = 0; looks < LOOKS_MAX && seen < TWICE; looks++) {
         usleep(LOOK_US);
-        seen = wh_threads_are(process, WH_STATES_ASLEEP) ? seen + 1 : 0;
+        seen = wh_threads_are(process, WH_STATES_ASLEEP, &now) ? seen + 1 : 0;
+        if (looks >= LOOKS_MIN && now >= before + polling) {
+            return;
+        }
     }
 }
 
-/** Waits until a process that got SIGKILL or SIGSTOP is dead or stopped, at most half a second. */
+/** Waits until a process that got SIGKILL or SIGSTOP is dead or stopped, at most ten seconds. */
 static inline void wh_await_halted(pid_t process) {
-    enum { LOOK_US = 500, LOOKS_MAX = 1000 };
-    for (int looks = 0; looks < LOOKS_MAX && !wh_threads_are(process, WH_STATES_HALTED); looks++) {
+    enum { LOOK_US = 500, LOOKS_MAX = 20000 };
+    for (int looks = 0; looks < LOOKS_MAX && !wh_threads_are(process, WH_STATES_HALTED, NULL); looks++) {
         usleep(LOOK_US);
     }
 }

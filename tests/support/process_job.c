@@ -1,6 +1,5 @@
 #include "support/process_job.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <glob.h>
 #include <grp.h>
@@ -9,7 +8,6 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,22 +16,12 @@
 #include "base/point.h"
 #include "support/asleep.h"
 #include "support/build.h"
+#include "support/meeting.h"
 
 /** A rank that takes longer than this hangs. */
 enum { PATIENCE_S = 180 * JOB_SLOW, HEARTBEAT_MS = 200, SECRET_BYTES = 17 };
 
 /* ---- in the test ---- */
-
-/** A port that is free now. */
-static int free_port(void) {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof(at);
-    int probe = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(probe, (struct sockaddr *)&at, size), 0);
-    assert_int_equal(getsockname(probe, (struct sockaddr *)&at, &size), 0);
-    close(probe);
-    return ntohs(at.sin_port);
-}
 
 job *job_open(const char *name, int32_t size, bool tcp, uint32_t dead_after_ms) {
     job *all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -41,7 +29,8 @@ job *job_open(const char *name, int32_t size, bool tcp, uint32_t dead_after_ms) 
     all->name = name;
     all->size = size;
     all->dead_after_ms = dead_after_ms;
-    all->port = tcp ? free_port() : 0;
+    all->port = tcp ? wh_test_free_port() : 0;
+    assert_true(all->port || !tcp);
     snprintf(all->folder, sizeof(all->folder), "/tmp/wherry-test-XXXXXX");
     assert_non_null(mkdtemp(all->folder));
     return all;

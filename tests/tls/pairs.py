@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 
+import launch
 import numpy
 import relay
 
@@ -26,12 +26,6 @@ INTACT, ALTERED = "intact", "altered"
 ASK, ANSWER = 7, 8
 SECONDS = 3
 STATE_BYTES = 20_000
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class Station:
@@ -50,7 +44,7 @@ class Station:
         """
         self.secret, self.seconds, self.insecure = secret, seconds, insecure
         self.relay = relay.Relay()
-        port = free_port()
+        port = launch.free_port()
         self.relay.target = ("127.0.0.1", port)
         self.state = {"w": numpy.frombuffer(os.urandom(STATE_BYTES), numpy.uint8)}
         self.source = self.join(0, f"bind=127.0.0.1:{port}", wait_for=1)
