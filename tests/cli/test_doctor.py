@@ -308,7 +308,7 @@ def test_why_not_a_better_lane():
 def test_bench():
     begin = time.monotonic()
     done = wherry("bench")
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 40
     assert done.returncode == OK and done.stderr == ""
     assert re.search(r"^  memcpy, 2 threads +[\d.]+ [GM]B/s", done.stdout, re.M)
     assert re.search(

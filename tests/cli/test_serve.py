@@ -216,7 +216,7 @@ def test_a_port_in_use(tmp_path, model):
             begin = time.monotonic()
             done = wherry("serve", "--port", other.getsockname()[1], model)
             assert done.returncode == RESOURCE and done.stdout == ""
-            assert "Address already in use" in done.stderr and time.monotonic() - begin < 5
+            assert "Address already in use" in done.stderr and time.monotonic() - begin < 15
 
 
 def test_only_some_tensors(tmp_path, model):
@@ -566,7 +566,7 @@ def test_the_server_dies(ample, tmp_path):
             WHERRY_TOKEN=server.token,
         )
         wait_for(lambda: "signalled" in server.log, 60)
-        assert fetch.wait(10) == PEER
+        assert fetch.wait(30) == PEER
         assert os.listdir(ample) == ["source.safetensors"]
         for more, code in (["--timeout", "30"], PEER), (["--wait", "--timeout", "2"], DEADLINE):
             begin = time.monotonic()
@@ -581,7 +581,7 @@ def test_a_file_that_changes_is_not_served(tmp_path, model):
     with serving(tmp_path, model) as server:
         with open(model, "r+b") as file:
             file.truncate(10)
-        done = server.fetch("-o", tmp_path / "got.safetensors", "--timeout", "1", timeout=20)
+        done = server.fetch("-o", tmp_path / "got.safetensors", "--timeout", "10", timeout=40)
         assert done.returncode == PEER and f"the server {server.address} refused: " in done.stderr
         assert not (tmp_path / "got.safetensors").exists()
         wait_for(lambda: " failed after " in server.log)

@@ -190,7 +190,7 @@ def test_a_wait_is_told(tmp_path):
     absent = "tcp://127.0.0.1:1"
     for options, told in (((), "wherry: waiting for an answer at 127.0.0.1:1"), (("-q",), "")):
         done = wherry(
-            "fetch", absent, "--wait", "--timeout", 4, *options, WHERRY_TOKEN=make_token()
+            "fetch", absent, "--wait", "--timeout", 6, *options, WHERRY_TOKEN=make_token()
         )
         assert done.returncode == DEADLINE
         first, *rest = done.stderr.splitlines()

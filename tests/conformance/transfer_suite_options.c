@@ -11,7 +11,7 @@
 #define MS UINT64_C(1000000)
 
 /** How soon an interrupted call must end, and how long a held side waits for the test. */
-enum { SOON_MS = 3000, HELD_MS = 10000 };
+enum { SOON_MS = 8000, HELD_MS = 10000 };
 
 static wherry_error error;
 

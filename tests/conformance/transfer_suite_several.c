@@ -9,7 +9,7 @@
 #include "support/asleep.h"
 #include "transfer/message.h"
 
-enum { STEP = 5, PROMPT_MS = 3000 };
+enum { STEP = 5, PROMPT_MS = 8000 };
 
 static wherry_error error;
 

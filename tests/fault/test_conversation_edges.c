@@ -20,7 +20,7 @@
 static wherry_error error;
 
 /** Limits of calls that time out, long enough for the other threads to get to their points. */
-enum { TIMEOUT_MS = 1000, WAIT_MS = 20000 };
+enum { TIMEOUT_MS = 3000, WAIT_MS = 20000 };
 
 /**
  * test_slow_and_steady: a chunk takes far less than the limit, and all chunks take more than the

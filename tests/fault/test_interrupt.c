@@ -18,10 +18,10 @@
 #define MS UINT64_C(1000000)
 
 /** The timeout of a call that times out, and how soon after its end a call must return. */
-enum { TIMEOUT_MS = 150, SOON_MS = 3000 };
+enum { TIMEOUT_MS = 150, SOON_MS = 8000 };
 
 /** The timeout of a receiver: longer than a source needs until it has the question. */
-enum { RECEIVER_MS = 1500 };
+enum { RECEIVER_MS = 4000 };
 
 static wherry_error error;
 

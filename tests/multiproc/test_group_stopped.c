@@ -134,7 +134,7 @@ static void test_the_host_is_stopped(void **state) {
 /** A group of two with a short heartbeat. */
 static wherry_status join_wary(const wh_test_meeting *meeting, int32_t rank, wh_group **group_p) {
     char address[128];
-    wh_sockets_options options = {.heartbeat_ms = 50, .dead_after_ms = 500};
+    wh_sockets_options options = {.heartbeat_ms = 50, .dead_after_ms = 2000};
     snprintf(address, sizeof(address), "unix://%s/meet?rank=%d&size=2&job=test", meeting->folder, (int)rank);
     return wh_sockets_join(address, &options, wh_deadline_in_ms(JOIN_MS), group_p, &error);
 }

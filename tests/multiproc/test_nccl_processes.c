@@ -19,7 +19,7 @@ enum { SOURCE, RECEIVER, RANKS };
 /** Flags of the job. */
 enum { SENDING };
 
-enum { LARGE = 44 << 20, LITTLE = 5 << 20, SMALL = 300, SMALL_BYTES = 4096, DEAD_AFTER_MS = 1000 * JOB_SLOW };
+enum { LARGE = 44 << 20, LITTLE = 5 << 20, SMALL = 300, SMALL_BYTES = 4096, DEAD_AFTER_MS = 3000 * JOB_SLOW };
 
 /** How soon a survivor must notice; a real NCCL needs a second or two to create a communicator. */
 enum { MARGIN_MS = 3000 * JOB_SLOW };

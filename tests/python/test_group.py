@@ -142,7 +142,7 @@ def test_join_refuses_another_secret(tmp_path):
     address = f"unix://{tmp_path}/s?rank={{}}&size=2"
     with wherry.Group.join(address.format(0), 20, "the secret of these ranks", wait_for=1):
         with pytest.raises(wherry.errors.BadSecret):
-            wherry.Group.join(address.format(1), 1, b"the secret of others")
+            wherry.Group.join(address.format(1), 20, b"the secret of others")
         wherry.Group.join(address.format(1), 20, "the secret of these ranks").close()
 
 

@@ -314,8 +314,8 @@ def wrong_ticket_body():
                 store.set("wherry/1", lie)
                 began = time.monotonic()
                 with pytest.raises(expected) as caught:
-                    transport.recv_checkpoint(1, timeout=0.5)
-                assert caught.value.rank == 1 and 0.4 < time.monotonic() - began < 3
+                    transport.recv_checkpoint(1, timeout=1.5)
+                assert caught.value.rank == 1 and 1.4 < time.monotonic() - began < 15
             read = _rendezvous.Ticket.read
 
             def read_and_say(text):

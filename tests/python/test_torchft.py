@@ -384,7 +384,7 @@ def test_disallow_lets_what_runs_finish(make):
         with ThreadPoolExecutor(1) as pool:
             source.send_checkpoint([1], 1, state, 30)
             fetching = pool.submit(fetch, source, 1, receiver, 30)
-            moving.wait(10)
+            assert moving.wait(20)
             source.disallow_checkpoint()
             state["w"].fill_(1)
             assert not fetching.result(30)["w"].any(), lanes
@@ -398,7 +398,7 @@ def test_every_error_names_the_replica_and_keeps_its_report(make):
     source.send_checkpoint([1], 1, {"w": torch.ones(1 << 26)}, LIMIT)
     metadata = source.metadata()
     ends = {
-        wherry.errors.Timeout: lambda: time.sleep(1),
+        wherry.errors.Timeout: lambda: time.sleep(5),
         (wherry.errors.Revoked, wherry.errors.Aborted, wherry.errors.PeerLost): source.shutdown,
     }
     for kinds, end in ends.items():
@@ -413,7 +413,7 @@ def test_every_error_names_the_replica_and_keeps_its_report(make):
             LIMIT, state_dict=lambda: target, lanes="stream", threads=1, progress=progress
         )
         with pytest.raises(kinds, match="^replica 5, step 1: ") as caught:
-            receiver.recv_checkpoint(5, metadata, 1, 1 if kinds is wherry.errors.Timeout else 20)
+            receiver.recv_checkpoint(5, metadata, 1, 4 if kinds is wherry.errors.Timeout else 20)
         error = caught.value
         assert error.rank == 5 and error.stats.bytes_wanted == 4 << 26
         assert error.report["complete"] + error.report["partial"] == ["w"], (
@@ -511,7 +511,7 @@ def test_one_slow_receiver_does_not_keep_the_others_waiting(make):
         job.ranks[0].signal(signal.SIGKILL)
         began = time.monotonic()
         source.disallow_checkpoint()  # The call does not wait for the dead receiver.
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 8  # The limit of the source is 10 s.
 
 
 def test_receivers_that_take_the_same_slot(make, monkeypatch):

@@ -352,7 +352,7 @@ def try_edits(stations, connection, edit, numbers):
         attack = station.relay.attack(connection, way, encrypted(edit(number)))
         result = station.trial()
         attacked = station.relay.connections[connection]
-        assert attacked.wait(SECONDS), "both sides have ended the connection"
+        assert attacked.wait(10 * SECONDS), "both sides have ended the connection"
         return what, result, attack.done, len(station.relay.connections) > len(whole)
 
     results = stations.try_each(trial, [(way, at) for at in numbers for way in (UP, DOWN)])
@@ -439,11 +439,15 @@ def test_cut_anywhere(stations, number, way, reset):
     def trial(station, at):
         station.relay.attack(number, way, cut(at, reset=reset))
         begin = time.monotonic()
-        return station.trial(), time.monotonic() - begin
+        station.seconds = 5 * SECONDS  # A call that waits for its deadline takes this long.
+        try:
+            return station.trial(), time.monotonic() - begin
+        finally:
+            station.seconds = SECONDS
 
     for result, seconds in stations.try_each(trial, sorted(some)):
         assert result != ALTERED
-        assert seconds < 2.5, result
+        assert seconds < 4 * SECONDS, result
     for result in stations.try_each(lambda station, _: station.trial(), range(STATIONS)):
         assert result == INTACT, "rank 0 goes on"
 

@@ -317,7 +317,7 @@ def test_another_token(station, tmp_path, file, boot):
         begin = time.monotonic()
         done = station.fetch(token=other.server.token)
         assert done.returncode == PEER and "the token is for" in done.stderr, done.stderr
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 10
     station.goes_on()
 
 
@@ -333,7 +333,7 @@ def test_somebody_who_knows_the_pin_but_not_the_secret(station):
     begin = time.monotonic()
     done = station.fetch(token=token)
     assert done.returncode == PEER and "token" in done.stderr, done.stderr
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 10
     wait_for(lambda: "token" in station.server.log)
     station.goes_on()
 
@@ -641,7 +641,7 @@ def test_a_server_with_a_bad_certificate(fault, tmp_path, file, boot, authority)
         begin = time.monotonic()
         done = station.fetch("--ca", authority.path)
         assert done.returncode == PEER and words in done.stderr, done.stderr
-        assert time.monotonic() - begin < 3 and not station.got.exists()
+        assert time.monotonic() - begin < 10 and not station.got.exists()
 
 
 # ---- other versions ----
@@ -683,4 +683,4 @@ def test_something_else_listens(answer, words, station, boot, tmp_path):
             WHERRY_TOKEN=station.server.token,
         )  # fmt: skip
         assert done.returncode in (BYTES, PEER) and words in done.stderr, done.stderr
-        assert time.monotonic() - begin < 4
+        assert time.monotonic() - begin < 15
