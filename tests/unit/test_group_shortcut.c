@@ -434,6 +434,131 @@ static void test_idle_connections_are_closed(void **state) {
     close_world(groups);
 }
 
+/** A rank that sends and receives while its connections are closed because they are not used. */
+typedef struct chatter {
+    wh_group *group;
+    pthread_barrier_t *turn;
+    pthread_t thread;
+    unsigned seed;
+    wherry_status status;
+    wherry_error error;
+} chatter;
+
+enum { ROUNDS = 500, PAUSE_US = 400 };
+
+/** Makes all connections look as if no message had used them for long. */
+static void age_connections(wh_group *group) {
+    wh_sockets *sockets = (wh_sockets *)group;
+    pthread_mutex_lock(&sockets->lock);
+    for (wh_connection *one = sockets->connections; one; one = one->next) {
+        one->used = 0;
+    }
+    pthread_mutex_unlock(&sockets->lock);
+    wh_sockets_wake(sockets);
+}
+
+static void *chat(void *context) {
+    chatter *own = context;
+    int32_t other = 1 - own->group->rank;
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        wh_message message = {.channel = WH_NO_SOCKET};
+        pthread_barrier_wait(own->turn);
+        age_connections(own->group);
+        usleep((useconds_t)(rand_r(&own->seed) % PAUSE_US));
+        if (own->status == WHERRY_OK) {
+            own->status = wh_group_send(own->group, other, TAG, &i, sizeof(i), wh_deadline_in_ms(SOON_MS), &own->error);
+        }
+        if (own->status == WHERRY_OK) {
+            own->status = wh_group_receive(own->group, other, TAG, wh_deadline_in_ms(SOON_MS), &message, &own->error);
+            if (own->status == WHERRY_OK && memcmp(message.bytes, &i, sizeof(i)) != 0) {
+                own->status = WHERRY_INTERNAL;
+            }
+            wh_message_clear(&message);
+        }
+    }
+    return NULL;
+}
+
+/**
+ * Both ranks send at the moment at which the connection is closed as idle, from one side or both.
+ * No message and no rank is lost.
+ */
+static void test_messages_meet_the_end_of_an_idle_connection(void **state) {
+    wh_group *groups[RANKS];
+    chatter both[RANKS];
+    pthread_barrier_t turn;
+    open_world(*state, groups);
+    wh_sockets *first = (wh_sockets *)groups[0];
+    uint64_t before = first->numbers;
+    assert_int_equal(pthread_barrier_init(&turn, NULL, RANKS), 0);
+    for (int32_t i = 0; i < RANKS; i++) {
+        both[i] = (chatter){.group = groups[i], .turn = &turn, .seed = (unsigned)(i + 1)};
+        assert_int_equal(pthread_create(&both[i].thread, NULL, chat, both + i), 0);
+    }
+    for (int32_t i = 0; i < RANKS; i++) {
+        pthread_join(both[i].thread, NULL);
+    }
+    for (int32_t i = 0; i < RANKS; i++) {
+        if (both[i].status != WHERRY_OK) {
+            print_error("rank %d: %s\n", (int)i, both[i].error.message);
+        }
+        must(both[i].status);
+    }
+    assert_true(first->numbers - before > ROUNDS / 20); /* Connections were closed and made again. */
+    pthread_barrier_destroy(&turn);
+    close_world(groups);
+}
+
+static void *await_message(void *context) {
+    wh_message message;
+    wherry_status status = wh_group_receive(context, 1, TAG, wh_deadline_in_ms(SOON_MS), &message, NULL);
+    return (void *)(intptr_t)status;
+}
+
+/** Waits until rank 0 has this kind of connection for messages to rank 1. @return its number. */
+static uint64_t await_connection(wh_sockets *sockets, bool parting, uint64_t after) {
+    uint64_t number = 0;
+    for (wh_deadline end = wh_deadline_in_ms(SOON_MS); !number; usleep(1000)) {
+        assert_false(wh_deadline_passed(end));
+        pthread_mutex_lock(&sockets->lock);
+        const wh_connection *one = sockets->members[1].connection;
+        bool found = one && one->dialled && one->parting == parting && one->number > after;
+        number = found ? one->number : 0;
+        pthread_mutex_unlock(&sockets->lock);
+    }
+    return number;
+}
+
+/**
+ * A wait for a rank begins when this side has asked to close the connection, and the other side has
+ * not answered yet. The connection is made again, so that the death of the rank is noticed.
+ */
+static void test_a_wait_begins_while_an_idle_connection_ends(void **state) {
+    wh_group *groups[RANKS];
+    wh_message message;
+    pthread_t thread;
+    void *status;
+    open_world(*state, groups);
+    wh_sockets *asks = (wh_sockets *)groups[0];
+    wh_sockets *agrees = (wh_sockets *)groups[1];
+    must(wh_group_send(groups[0], 1, TAG, "x", 1, wh_deadline_in_ms(SOON_MS), &error));
+    must(wh_group_receive(groups[1], 0, TAG, wh_deadline_in_ms(SOON_MS), &message, &error));
+    wh_message_clear(&message);
+    uint64_t first = await_connection(asks, false, 0);
+    age_connections(groups[1]);
+    pthread_mutex_lock(&agrees->lock); /* It does not answer yet. */
+    age_connections(groups[0]);
+    await_connection(asks, true, 0);
+    assert_int_equal(pthread_create(&thread, NULL, await_message, groups[0]), 0);
+    wh_await_asleep(getpid());
+    pthread_mutex_unlock(&agrees->lock);
+    await_connection(asks, false, first);
+    wh_group_destroy(groups[1]);
+    pthread_join(thread, &status);
+    assert_int_equal((intptr_t)status, WHERRY_PEER_LOST);
+    wh_group_destroy(groups[0]);
+}
+
 /** Without a free descriptor for the Unix socket, the existing connection is used. */
 static void test_works_without_free_descriptors(void **state) {
     wh_group *groups[RANKS];
@@ -477,6 +602,10 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_one_of_two_connections_may_end, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_lost_news_is_found, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_idle_connections_are_closed, wh_test_open_near, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_messages_meet_the_end_of_an_idle_connection, wh_test_open_near,
+                                        wh_test_close),
+        cmocka_unit_test_setup_teardown(test_a_wait_begins_while_an_idle_connection_ends, wh_test_open_near,
+                                        wh_test_close),
         cmocka_unit_test_setup_teardown(test_works_without_free_descriptors, wh_test_open_near, wh_test_close),
     };
     return cmocka_run_group_tests_name("group_shortcut", tests, NULL, NULL);
