@@ -66,24 +66,31 @@ def test_one_is_killed_in_the_middle(tmp_path):
     big = large(tmp_path / "big.safetensors", nbytes)
     # The server that is used first dies. What remains is too little to kill the other one too.
     point = (nbytes // CHUNK * 60 // 100, signal.SIGKILL, SENT)
-    with several(tmp_path, [big] * 2, signal_at=point) as servers:
-        done = wherry(
-            "fetch",
-            *addresses(servers),
-            "-o",
-            tmp_path / "got",
-            "--json",
-            "--lanes",
-            "stream",
-            WHERRY_TOKEN=servers[0].token,
-        )
-        assert done.returncode == OK, done.stderr
-        killed = [server.process.poll() for server in servers]
-        assert sorted(killed, key=str) == [-signal.SIGKILL, None], killed
-        told = json.loads(done.stdout)["servers"]
-        assert [bool(one["error"]) for one in told] == [code is not None for code in killed]
-        assert all(one["bytes"] > 0 for one in told)
-        assert filecmp.cmp(big, tmp_path / "got", shallow=False)
+    killed = [None]
+    tries = 0
+    while not any(killed):  # On a busy machine, the servers may share the work half and half.
+        tries += 1
+        assert tries < 6
+        (place := tmp_path / str(tries)).mkdir()
+        with several(place, [big] * 2, signal_at=point) as servers:
+            done = wherry(
+                "fetch",
+                *addresses(servers),
+                "-o",
+                place / "got",
+                "--json",
+                "--lanes",
+                "stream",
+                WHERRY_TOKEN=servers[0].token,
+            )
+            assert done.returncode == OK, done.stderr
+            killed = [server.process.poll() for server in servers]
+        assert filecmp.cmp(big, place / "got", shallow=False)
+        (place / "got").unlink()
+    assert sorted(killed, key=str) == [-signal.SIGKILL, None], killed
+    told = json.loads(done.stdout)["servers"]
+    assert [bool(one["error"]) for one in told] == [code is not None for code in killed]
+    assert all(one["bytes"] > 0 for one in told)
 
 
 def test_other_files_are_refused(tmp_path):

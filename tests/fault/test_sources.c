@@ -668,7 +668,7 @@ static void test_a_source_that_sends_damaged_chunks_is_dropped(void **state) {
 
 /* ---- a source waits ---- */
 
-enum { WAIT_MS = 1500 * JOB_SLOW, CHUNK_MS = 800 * JOB_SLOW };
+enum { WAIT_MS = 2000 * JOB_SLOW, CHUNK_MS = 1100 * JOB_SLOW };
 
 static void take_time(const char *name) {
     if (strcmp(name, "receiver closed a chunk") == 0) {
