@@ -368,7 +368,7 @@ def left_behind(before):
     return threads - before[0], collections.Counter(found) - collections.Counter(before[1])
 
 
-def settles(before, timeout=2):
+def settles(before, timeout=10):
     """Waits until nothing is left behind. A thread that has ended is still listed for a moment."""
     until = time.monotonic() + timeout
     while any(left := left_behind(before)) and time.monotonic() < until:
