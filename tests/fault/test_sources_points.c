@@ -35,15 +35,15 @@ enum { AT_ONCE = 8 };
 
 /**
  * A source that is silent is not lost before DEAD_AFTER_MS: the receive must do without it earlier,
- * within LOSS_MS or CUT_MS, which is before its deadline. If all sources are silent, it waits for
- * STALE_MS.
+ * within LOSS_MS or CUT_MS, which are shorter than NO_PROGRESS_MS and the deadline. If all sources
+ * are silent, it waits for STALE_MS.
  */
 enum {
     DEAD_AFTER_MS = 60000,
-    NO_PROGRESS_MS = 15000 * JOB_SLOW,
+    NO_PROGRESS_MS = 25000 * JOB_SLOW,
     DEADLINE_MS = 2 * JOB_MS,
     LOSS_MS = 8000 * JOB_SLOW,
-    CUT_MS = 3 * DEADLINE_MS / 4,
+    CUT_MS = DEADLINE_MS / 2,
     STALE_MS = 2000 * JOB_SLOW,
     LIMIT_MS = 8000 * JOB_SLOW,
 };
