@@ -12,7 +12,7 @@
 
 enum {
     HEADER = 64,
-    STALE_MS = 600,
+    STALE_MS = 1500,
     LIMIT_MS = 8000,
     BODY = (5 << 20) + 3,
     GUARD = 8192,
