@@ -34,16 +34,16 @@ enum { RECEIVED, AT_POINT, ENDED, LOST, SENDING = LOST + SOURCES };
 enum { AT_ONCE = 8 };
 
 /**
- * A source that is silent is not lost before DEAD_AFTER_MS: the receive must do without it earlier,
- * within LOSS_MS or CUT_MS, which are shorter than NO_PROGRESS_MS and the deadline. If all sources
- * are silent, it waits for STALE_MS.
+ * A source that is silent is not lost before DEAD_AFTER_MS: the receive must do without it earlier.
+ * It may take LOSS_MS; with sources that are cut off CUT_MS, which is before its deadline but may
+ * be after NO_PROGRESS_MS. If all sources are silent, it waits for STALE_MS.
  */
 enum {
     DEAD_AFTER_MS = 60000,
-    NO_PROGRESS_MS = 25000 * JOB_SLOW,
+    NO_PROGRESS_MS = 15000 * JOB_SLOW,
     DEADLINE_MS = 2 * JOB_MS,
     LOSS_MS = 8000 * JOB_SLOW,
-    CUT_MS = DEADLINE_MS / 2,
+    CUT_MS = 3 * DEADLINE_MS / 4,
     STALE_MS = 2000 * JOB_SLOW,
     LIMIT_MS = 8000 * JOB_SLOW,
 };
