@@ -16,7 +16,7 @@ RELEASE := -Dbuildtype=release -Dtests=disabled -Dprefix=$(abspath $(PREFIX)) $(
 SANITIZE := $(DEV) -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 
 .NOTPARALLEL:
-.PHONY: help demo test test-gpu lint bench bench-gpu bench-torch bench-torchft bench-hosts bench-sources bench-mpi bench-fetch bench-tls bench-ucx bench-against scale soak docs asan tsan fuzz format install wheel test-wheel clean
+.PHONY: help demo test test-gpu lint bench bench-gpu bench-torch bench-torchft bench-hosts bench-sources bench-mpi bench-fetch bench-tls bench-ucx bench-against scale soak docs asan tsan fuzz fuzz-coverage format install wheel test-wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,12 @@ fuzz: ## Run each fuzzer FUZZ_RUNS times (5000000)
 	@CC=clang scripts/configure build-fuzz -Dwerror=true -Dtests=disabled -Dfiles=enabled -Dfuzz=true -Db_lundef=false \
 	    -Db_sanitize=address,undefined -Dc_args=-fno-sanitize-recover=all
 	@scripts/run-fuzzers build-fuzz
+
+fuzz-coverage: ## How much of the group's decoders the corpora reach
+	@scripts/install-deps build test
+	@scripts/configure build-coverage -Dtests=enabled -Dfiles=disabled -Dpython=disabled -Db_coverage=true
+	@ninja -C build-coverage $(addprefix tests/fuzz/replay_,hello group token frame tls)
+	@scripts/fuzz-coverage build-coverage -v
 
 bench: ## Measure the C library against the limits of the machine
 	@scripts/install-deps build files
@@ -186,4 +192,4 @@ test-wheel: ## Build the wheel, and use it where there is nothing to build with
 	@.venv/bin/python3 scripts/check-wheel.py build-wheel/dist/*.whl build-wheel/dist/*.tar.gz
 
 clean: ## Remove all build folders
-	rm -rf build build-asan build-clang build-tsan build-fuzz build-release build-gpu build-gpu-release build-gpu-python build-python build-wheel build-against build-docs dist
+	rm -rf build build-asan build-clang build-tsan build-fuzz build-coverage build-release build-gpu build-gpu-release build-gpu-python build-python build-wheel build-against build-docs dist

@@ -33,7 +33,7 @@ struct wh_hello {
     uint64_t newer;      /**< With WH_REFUSAL_STALE: the newer incarnation; 0: unknown. */
     frame_type expected; /**< The type of the peer's next frame, unless it is a REFUSE. */
     wh_hello_admit admit;
-    wh_hello_ticket ticket;
+    wh_hello_ticket_key ticket_key;
     void *context;
     wh_hello_fields own;
     wh_hello_fields peer;
@@ -57,8 +57,8 @@ struct wh_hello {
     bool other_user;
     uint32_t wanted;
     uint64_t wanted_incarnation;
-    bool has_ticket;
-    uint8_t peer_ticket[WH_KEY_BYTES];
+    bool has_ticket_key;
+    uint8_t peer_ticket_key[WH_KEY_BYTES];
 };
 
 static const char magic[4] = {'W', 'H', 'R', 'Y'};
@@ -338,16 +338,27 @@ static size_t proof_size(const wh_hello *hello) {
     return hello->own.method == WH_HELLO_METHOD_NONE || hello->own.method == WH_HELLO_METHOD_TLS ? 0 : MAC;
 }
 
+/** Makes the ticket that the side that opened the connection names, as the key of both proofs. */
+static bool choose_ticket(wh_hello *hello) {
+    uint8_t ticket_key[WH_KEY_BYTES];
+    uint8_t number[8];
+    wh_store_be64(number, hello->dialled ? hello->own.key : hello->peer.key);
+    /* A ticket opens data connections only. */
+    bool found = hello->dialled ? hello->key_count > 0
+                                : hello->peer.purpose == WH_HELLO_DATA && hello->ticket_key &&
+                                      hello->ticket_key(hello->context, &hello->peer, ticket_key);
+    const uint8_t *from = hello->dialled ? hello->keys->proof : ticket_key;
+    found = found && HMAC(EVP_sha256(), from, WH_KEY_BYTES, number, sizeof(number), hello->key, NULL);
+    OPENSSL_cleanse(ticket_key, sizeof(ticket_key));
+    return found;
+}
+
 /** Finds the key of both proofs: that of the side that opened the connection. */
 static wherry_status choose_key(wh_hello *hello, wherry_error *error) {
-    bool found = false;
-    if (hello->own.method == WH_HELLO_METHOD_TICKET && !hello->dialled) {
-        /* A ticket opens data connections only. */
-        found = hello->peer.purpose == WH_HELLO_DATA && hello->ticket &&
-                hello->ticket(hello->context, &hello->peer, hello->key);
-    }
+    bool by_ticket = hello->own.method == WH_HELLO_METHOD_TICKET;
+    bool found = by_ticket && choose_ticket(hello);
     uint64_t id = hello->dialled ? hello->own.key : hello->peer.key;
-    for (size_t i = 0; i < hello->key_count && !found; i++) {
+    for (size_t i = 0; i < hello->key_count && !by_ticket && !found; i++) {
         found = hello->keys[i].id == id;
         memcpy(hello->key, hello->keys[i].proof, WH_KEY_BYTES);
     }
@@ -412,12 +423,12 @@ static wherry_status on_proof(wh_hello *hello, const uint8_t *body, size_t size,
                 hello->peer.incarnation, refusal_text(refusal));
         return refuse(hello, refusal, WHERRY_MISMATCH);
     }
-    uint8_t ticket[WH_KEY_BYTES];
+    uint8_t ticket_key[WH_KEY_BYTES];
     bool gives = hello->own.method == WH_HELLO_METHOD_TLS && hello->peer.purpose == WH_HELLO_CONTROL &&
-                 hello->own.purpose == WH_HELLO_CONTROL && hello->ticket &&
-                 hello->ticket(hello->context, &hello->peer, ticket);
-    put_frame(hello, FRAME_ACCEPT, ticket, gives ? sizeof(ticket) : 0);
-    OPENSSL_cleanse(ticket, sizeof(ticket));
+                 hello->own.purpose == WH_HELLO_CONTROL && hello->ticket_key &&
+                 hello->ticket_key(hello->context, &hello->peer, ticket_key);
+    put_frame(hello, FRAME_ACCEPT, ticket_key, gives ? sizeof(ticket_key) : 0);
+    OPENSSL_cleanse(ticket_key, sizeof(ticket_key));
     hello->expected = FRAME_ACCEPT;
     return WHERRY_OK;
 }
@@ -444,7 +455,7 @@ static wherry_status on_refuse(wh_hello *hello, const uint8_t *body, size_t size
     if (reason == WH_REFUSAL_NONE || size - 1 > WH_HELLO_TEXT_MAX || !wh_utf8_printable(text, size - 1)) {
         return wh_fail(error, WHERRY_MALFORMED, "the peer sent a malformed REFUSE");
     }
-    hello->refusal = reason <= WH_REFUSAL_USER ? (wh_refusal)reason : WH_REFUSAL_OTHER;
+    hello->refusal = reason <= WH_REFUSAL_USED ? (wh_refusal)reason : WH_REFUSAL_OTHER;
     hello->newer = hello->refusal == WH_REFUSAL_STALE ? number_at_end(text, size - 1) : 0;
     return wh_fail(error, WHERRY_REFUSED, "the peer refused this side: %.*s (reason %u)", (int)size - 1, text, reason);
 }
@@ -476,10 +487,10 @@ static wherry_status on_frame(wh_hello *hello, wherry_error *error) {
         return on_proof(hello, body, size, error);
     case FRAME_ACCEPT:
         if (size != 0 && (size != WH_KEY_BYTES || hello->own.method != WH_HELLO_METHOD_TLS)) {
-            return wh_fail(error, WHERRY_MALFORMED, "the peer's ACCEPT has %zu bytes, and no ticket", size);
+            return wh_fail(error, WHERRY_MALFORMED, "the peer's ACCEPT has %zu bytes, and no tickets", size);
         }
-        hello->has_ticket = size > 0;
-        memcpy(hello->peer_ticket, body, size);
+        hello->has_ticket_key = size > 0;
+        memcpy(hello->peer_ticket_key, body, size);
         hello->state = WH_HELLO_DONE;
         return WHERRY_OK;
     case FRAME_REFUSE:
@@ -607,7 +618,7 @@ wherry_status wh_hello_create(const wh_hello_config *config, bool dialled, wh_he
     hello->dialled = dialled;
     hello->expected = FRAME_HELLO;
     hello->admit = config->admit;
-    hello->ticket = config->ticket;
+    hello->ticket_key = config->ticket_key;
     hello->context = config->context;
     hello->key_count = config->key_count;
     hello->bound = config->binding;
@@ -659,8 +670,8 @@ uint64_t wh_hello_newer(const wh_hello *hello) {
     return hello->newer;
 }
 
-const uint8_t *wh_hello_ticket_of(const wh_hello *hello) {
-    return hello->has_ticket && hello->state == WH_HELLO_DONE ? hello->peer_ticket : NULL;
+const uint8_t *wh_hello_ticket_key_of(const wh_hello *hello) {
+    return hello->has_ticket_key && hello->state == WH_HELLO_DONE ? hello->peer_ticket_key : NULL;
 }
 
 wh_refusal wh_hello_refusal(const wh_hello *hello) {

@@ -34,7 +34,8 @@
  *              attacks. The binding is a value that only the two ends of a TLS connection know, and
  *              prevents relay attacks; without TLS, it is empty. The body is empty if the method
  *              needs no proof.
- *   3 ACCEPT   a ticket (32 bytes) with which the other side may open data connections, or nothing
+ *   3 ACCEPT   a key of tickets (32 bytes), with which the other side may open data connections; or
+ *              nothing
  *   4 REFUSE   reason (uint8, a wh_refusal), then a text of at most WH_HELLO_TEXT_MAX bytes. For
  *              STALE, the text may end with the newer incarnation in decimal digits.
  *
@@ -43,6 +44,10 @@
  * The proof is made with the key that the side that opened the connection names in its HELLO. If
  * TLS has proven both sides already, there is no other proof. PROOF does not protect later bytes
  * from an attacker on the network; TLS does.
+ *
+ * Ticket number n is HMAC-SHA-256(key of tickets, n as uint64), and the field `key` of a HELLO with
+ * the method TICKET is n. Each ticket opens one connection, so a number must not be used again. As
+ * both sides compute tickets, they cost no messages.
  */
 #ifndef WH_GROUP_HELLO_H
 #define WH_GROUP_HELLO_H
@@ -71,7 +76,7 @@ typedef enum wh_hello_method {
     WH_HELLO_METHOD_USER_KEY = 2, /**< With the key of the user. */
     /** TLS has proven both sides already, so there is no further proof. */
     WH_HELLO_METHOD_TLS = 3,
-    /** A data connection in clear text, with a ticket that came over TLS. */
+    /** A data connection in clear text, with a ticket whose key came over TLS. */
     WH_HELLO_METHOD_TICKET = 4,
     WH_HELLO_METHOD_READER = 5, /**< With the secret of a server's readers. */
 } wh_hello_method;
@@ -94,7 +99,8 @@ typedef enum wh_hello_purpose { WH_HELLO_CONTROL = 0, WH_HELLO_DATA = 1 } wh_hel
     X(MALFORMED, 7, "the bytes that arrived do not follow the protocol")                                               \
     X(OTHER, 8, "the connection is not wanted")                                                                        \
     X(AHEAD, 9, "that incarnation lies more than a day in the future; set the clocks of all hosts")                    \
-    X(USER, 10, "the two processes belong to different users; let them meet over TCP, with a secret")
+    X(USER, 10, "the two processes belong to different users; let them meet over TCP, with a secret")                  \
+    X(USED, 11, "the ticket of this data connection was used before, or is too old")
 
 typedef enum wh_refusal {
 #define WH_X(name, value, text) WH_REFUSAL_##name = (value),
@@ -116,23 +122,24 @@ typedef struct wh_hello_fields {
     /** The address at which the side listens; "": it does not listen. */
     char address[WH_HELLO_TEXT_MAX + 1];
     uint64_t table; /**< Hash of the table of members that the side knows. */
-    uint64_t key;   /**< The id of its key; 0: none. */
+    uint64_t key;   /**< The id of its key, or the number of its ticket; 0: none. */
 } wh_hello_fields;
 
 /**
  * Asks the owner whether it accepts the other side, which has sent a correct PROOF.
  * @param newer_p  with WH_REFUSAL_STALE, receives the newer incarnation. It is 0 before the call,
  *                 which means unknown.
- * @return WH_REFUSAL_NONE to accept; WH_REFUSAL_STALE, WH_REFUSAL_AHEAD or WH_REFUSAL_OTHER to
- *         refuse.
+ * @return WH_REFUSAL_NONE to accept; WH_REFUSAL_STALE, WH_REFUSAL_AHEAD, WH_REFUSAL_OTHER or
+ *         WH_REFUSAL_USED to refuse.
  */
 typedef wh_refusal (*wh_hello_admit)(void *context, const wh_hello_fields *peer, uint64_t *newer_p);
 
 /**
- * Writes this side's ticket for a peer: the same one each time for the same rank and incarnation.
+ * Writes this side's key of tickets for a peer: the same one each time for the same rank and
+ * incarnation.
  * @return false if the peer gets none.
  */
-typedef bool (*wh_hello_ticket)(void *context, const wh_hello_fields *peer, uint8_t ticket[WH_KEY_BYTES]);
+typedef bool (*wh_hello_ticket_key)(void *context, const wh_hello_fields *peer, uint8_t ticket_key[WH_KEY_BYTES]);
 
 /** The data of this side. wh_hello_create copies it. */
 typedef struct wh_hello_config {
@@ -147,8 +154,9 @@ typedef struct wh_hello_config {
     const char *address; /**< At most WH_HELLO_TEXT_MAX bytes; NULL is "". */
     /**
      * SECRET, USER_KEY, READER: the keys that this side accepts; it proves the first one if it
-     * opened the connection. TICKET: the ticket, if this side opened the connection; otherwise
-     * `ticket` finds it. Other methods: none.
+     * opened the connection. TICKET: if this side opened the connection, the key of tickets, and
+     * as its id the number of a ticket that was never used; otherwise `ticket_key` finds the key.
+     * Other methods: none.
      */
     const wh_group_key *keys;
     size_t key_count;       /**< At most WH_HELLO_KEYS_MAX. */
@@ -159,8 +167,8 @@ typedef struct wh_hello_config {
     uint64_t wanted_incarnation; /**< 0: any. */
     /** True if the other side belongs to another user, and must be refused. */
     bool other_user;
-    wh_hello_admit admit;   /**< NULL: accept every peer that matches. */
-    wh_hello_ticket ticket; /**< NULL: no peer gets one. */
+    wh_hello_admit admit;           /**< NULL: accept every peer that matches. */
+    wh_hello_ticket_key ticket_key; /**< NULL: no peer gets one. */
     /** Passed to the functions. Must stay valid until the machine is destroyed. */
     void *context;
 } wh_hello_config;
@@ -239,10 +247,10 @@ const wh_hello_fields *wh_hello_peer(const wh_hello *hello);
 uint64_t wh_hello_newer(const wh_hello *hello);
 
 /**
- * Returns the ticket (WH_KEY_BYTES) that the other side gave; NULL if it gave none, or has not
- * accepted this side. It is valid until the machine is destroyed.
+ * Returns the key of tickets (WH_KEY_BYTES) that the other side gave; NULL if it gave none, or has
+ * not accepted this side. It is valid until the machine is destroyed.
  */
-const uint8_t *wh_hello_ticket_of(const wh_hello *hello);
+const uint8_t *wh_hello_ticket_key_of(const wh_hello *hello);
 
 /**
  * Returns why one side refused the other; WH_REFUSAL_NONE if neither did; WH_REFUSAL_OTHER for a

@@ -1,8 +1,8 @@
 /*
  * Arbitrary bytes from a member that has greeted: frames, messages in parts, tables, places and the
  * barrier. They must give the same result whether they arrive at once or one by one. A place that
- * was decoded is encoded and decoded to the same text. The first byte says whether the connection
- * is for data.
+ * was decoded is encoded and decoded to the same text. Bit 0 of the first byte: the connection is
+ * for data. Bit 1: the member greets first. Bit 2: messages take memory from a small pool.
  */
 #include <fcntl.h>
 #include <stdint.h>
@@ -14,7 +14,7 @@
 #include "group/sockets/internal.h"
 #include "require.h"
 
-enum { RANKS = 6, INPUT_MAX = 64 << 10 };
+enum { RANKS = 6, INPUT_MAX = 64 << 10, POOL = 100 << 10 };
 
 typedef struct outcome {
     wh_sockets *sockets;
@@ -33,6 +33,16 @@ static bool take_message(void *context, wh_message *message) {
     o->message_bytes += message->size;
     wh_message_clear(message);
     return true;
+}
+
+static bool greeted(void *context, wh_connection *connection, const wh_hello_fields *peer) {
+    (void)context;
+    return peer->rank == (uint32_t)connection->rank;
+}
+
+static bool make_no_room(void *context) {
+    (void)context;
+    return false;
 }
 
 static bool take_frame(void *context, wh_connection *connection, uint8_t type, const uint8_t *bytes, size_t size) {
@@ -84,17 +94,29 @@ static void check_places(const wh_sockets *sockets) {
     }
 }
 
-static outcome run(bool data, const uint8_t *bytes, size_t size, size_t piece) {
+static outcome run(uint8_t choice, const uint8_t *bytes, size_t size, size_t piece) {
     outcome o = {.sockets = open_group(), .status = WHERRY_OK};
-    const wh_connection_events events = {.message = take_message, .frame = take_frame, .context = &o};
+    const wh_connection_events events = {
+        .greeted = greeted, .message = take_message, .frame = take_frame, .make_room = make_no_room, .context = &o};
+    const wh_hello_config config = {.size = RANKS, .incarnation = 1000};
+    wherry_error error;
+    size_t pool = POOL;
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
     wh_connection *connection = wh_connection_create(ends[0], false);
     REQUIRE(connection);
-    connection->rank = 1;
-    connection->incarnation = 1;
     connection->number = 1;
-    connection->data = data;
+    if (choice & 2) {
+        REQUIRE(wh_connection_greet(connection, &config, &error) == WHERRY_OK);
+    } else {
+        connection->rank = 1;
+        connection->incarnation = 1;
+        connection->data = choice & 1;
+    }
+    if (choice & 4) {
+        connection->pool = &pool;
+        connection->message_max = 3 * POOL;
+    }
     for (size_t at = 0; at < size && o.status == WHERRY_OK; at += piece) {
         size_t part = size - at < piece ? size - at : piece;
         REQUIRE(write(ends[1], bytes + at, part) == (ssize_t)part);
@@ -102,10 +124,17 @@ static outcome run(bool data, const uint8_t *bytes, size_t size, size_t piece) {
             uint8_t next;
             queued = (int)recv(ends[0], &next, 1, MSG_PEEK);
             if (queued > 0) {
-                o.status = wh_connection_read(connection, &events, NULL);
+                o.status = wh_connection_read(connection, &events, &error);
+                REQUIRE(o.status == error.status || o.status == WHERRY_OK);
+                wh_connection_write(connection, NULL);
             }
         }
     }
+    /* The end of the connection is noticed, and a failure stays one. */
+    REQUIRE(shutdown(ends[1], SHUT_WR) == 0);
+    wherry_status last = wh_connection_read(connection, &events, NULL);
+    REQUIRE(last != WHERRY_OK && wh_connection_read(connection, &events, NULL) == last);
+    REQUIRE(pool <= POOL);
     check_places(o.sockets);
     o.attached = connection->attached;
     o.hash = o.sockets->hash;
@@ -126,8 +155,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     }
     wherry_log_set_level(WHERRY_LOG_OFF);
-    outcome whole = run(data[0] & 1, data + 1, size - 1, size);
-    outcome pieces = run(data[0] & 1, data + 1, size - 1, size < 4096 ? 1 : 97);
+    outcome whole = run(data[0], data + 1, size - 1, size);
+    outcome pieces = run(data[0], data + 1, size - 1, size < 4096 ? 1 : 97);
     REQUIRE((whole.status == WHERRY_OK) == (pieces.status == WHERRY_OK));
     REQUIRE(whole.messages == pieces.messages && whole.message_bytes == pieces.message_bytes);
     REQUIRE(whole.frames == pieces.frames && whole.hash == pieces.hash && whole.arrivals == pieces.arrivals);

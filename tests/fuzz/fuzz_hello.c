@@ -2,7 +2,8 @@
  * Arbitrary bytes from the peer: the state machine must give the same result whether they arrive at
  * once or one by one. The first byte configures the machine. Bit 0: it is the side that connected.
  * Bit 1: it has a secret, so that it never reaches DONE. Bits 2 and 3: its method is another one:
- * TLS, a ticket, or that of a server and its readers. Only the first one reaches DONE.
+ * TLS, a ticket, or that of a server and its readers. Only the first one reaches DONE. Bit 4: it
+ * wants rank 1. Bit 5: the peer belongs to another user. Bit 6: its owner admits nobody.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -22,10 +23,16 @@ typedef struct outcome {
 
 static const wh_group_key key = {.id = 7, .proof = "secret"};
 
-static bool give_ticket(void *context, const wh_hello_fields *peer, uint8_t ticket[WH_KEY_BYTES]) {
+static bool find_ticket_key(void *context, const wh_hello_fields *peer, uint8_t key_p[WH_KEY_BYTES]) {
     (void)context;
-    memset(ticket, (int)peer->rank, WH_KEY_BYTES);
+    memset(key_p, (int)peer->rank, WH_KEY_BYTES);
     return true;
+}
+
+static wh_refusal admit_nobody(void *context, const wh_hello_fields *peer, uint64_t *newer_p) {
+    (void)context;
+    *newer_p = peer->incarnation;
+    return WH_REFUSAL_STALE;
 }
 
 static outcome run(uint8_t choice, const uint8_t *data, size_t size, size_t piece) {
@@ -38,10 +45,14 @@ static outcome run(uint8_t choice, const uint8_t *data, size_t size, size_t piec
         config.method = others[other];
         config.keys = &key;
         config.key_count = config.method == WH_HELLO_METHOD_TLS ? 0 : 1;
-        config.ticket = give_ticket;
+        config.ticket_key = find_ticket_key;
         config.purpose = config.method == WH_HELLO_METHOD_TICKET ? WH_HELLO_DATA : WH_HELLO_CONTROL;
         config.binding = config.method == WH_HELLO_METHOD_READER ? binding : NULL;
     }
+    config.wants_one = choice & 16;
+    config.wanted = 1;
+    config.other_user = choice & 32;
+    config.admit = choice & 64 ? admit_nobody : NULL;
     wh_hello *hello;
     REQUIRE(wh_hello_create(&config, choice & 1, &hello, NULL) == WHERRY_OK);
     outcome end = {WHERRY_OK, WH_HELLO_RUNNING, WH_REFUSAL_NONE, 0, 0};
@@ -62,7 +73,8 @@ static outcome run(uint8_t choice, const uint8_t *data, size_t size, size_t piec
     const wh_hello_fields *peer = wh_hello_peer(hello);
     REQUIRE((end.state == WH_HELLO_FAILED) == (end.status != WHERRY_OK));
     bool proves = config.method != WH_HELLO_METHOD_NONE && config.method != WH_HELLO_METHOD_TLS;
-    REQUIRE(end.state != WH_HELLO_DONE || (peer && !proves));
+    REQUIRE(end.state != WH_HELLO_DONE || (peer && !proves && !config.other_user && !config.admit));
+    REQUIRE(end.state != WH_HELLO_DONE || !(choice & 1) || !config.wants_one || peer->rank == 1);
     REQUIRE(!peer || (peer->rank < peer->size && strcmp(peer->job, "job") == 0 && strlen(peer->address) <= 256));
     REQUIRE((wh_hello_end(hello, NULL) == WHERRY_OK) == (end.state == WH_HELLO_DONE));
     wh_hello_destroy(hello);

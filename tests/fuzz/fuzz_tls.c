@@ -2,13 +2,15 @@
  * TLS against a hostile peer, and against a hostile network. The first byte chooses.
  *
  * Bit 1: the rest are pairs of a distance (one byte) and a value, by which bytes between two honest
- * ends are altered. Otherwise the rest is what the peer sends; bit 0: this side has dialled it.
+ * ends are altered. Otherwise the rest is what the peer sends; bit 0: this side has dialled it. Bit
+ * 2: the ends are a server and its reader, not two members. Bit 3: the reader wants another server.
  */
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "group/tls.h"
+#include "group/token.h"
 #include "require.h"
 
 enum { BYTES = 3000, TURNS = 12 };
@@ -20,13 +22,32 @@ typedef struct end {
     int wire;
 } end;
 
-static end open_end(bool dialled) {
+enum { BY_DIALLING = 1, ALTERED = 2, SERVER = 4, OTHER_SERVER = 8 };
+
+/** What the end of a server, or of its reader, is made from. */
+static wh_tls_setup serve_or_read(uint8_t choice, bool dialled) {
+    static wh_server_identity identity;
+    static uint8_t other[WH_PIN_BYTES];
+    static const uint8_t seed[WH_SEED_BYTES] = {1};
+    if (!identity.key) {
+        REQUIRE(wh_server_identity_make(wh_tls_library(), seed, &identity, NULL) == WHERRY_OK);
+    }
+    return dialled
+               ? (wh_tls_setup){.pin = choice & OTHER_SERVER ? other : identity.token.pin}
+               : (wh_tls_setup){.server = true, .server_key = identity.key, .server_certificate = identity.certificate};
+}
+
+static end open_end(uint8_t choice, bool dialled) {
     static const wh_group_key key = {.id = 7, .tls = "a key of thirty-two bytes, as is"};
+    wh_tls_setup setup = {.keys = &key, .key_count = 1};
     wh_tls_context *context;
     wh_tls *tls;
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-    REQUIRE(wh_tls_context_create(&(wh_tls_setup){.keys = &key, .key_count = 1}, &context, NULL) == WHERRY_OK);
+    if (choice & SERVER) {
+        setup = serve_or_read(choice, dialled);
+    }
+    REQUIRE(wh_tls_context_create(&setup, &context, NULL) == WHERRY_OK);
     REQUIRE(wh_tls_create(context, ends[0], dialled, dialled ? "host" : NULL, &tls, NULL) == WHERRY_OK);
     wh_tls_context_unref(context);
     return (end){tls, ends[0], ends[1]};
@@ -39,8 +60,8 @@ static void close_end(const end *e) {
 }
 
 /** Nothing that a peer without the key sends is handed out. */
-static void meet_stranger(bool dialled, const uint8_t *data, size_t size) {
-    end e = open_end(dialled);
+static void meet_stranger(uint8_t choice, const uint8_t *data, size_t size) {
+    end e = open_end(choice, choice & BY_DIALLING);
     char bytes[256];
     for (size_t at = 0; at < size;) {
         ssize_t sent = send(e.wire, data + at, size - at, MSG_NOSIGNAL);
@@ -75,8 +96,8 @@ static void carry(int from, int to, const uint8_t **data, size_t *size, size_t *
 }
 
 /** Received bytes are always the beginning of the sent bytes, whatever happens on the way. */
-static void meet_relay(const uint8_t *data, size_t size) {
-    end ends[2] = {open_end(true), open_end(false)};
+static void meet_relay(uint8_t choice, const uint8_t *data, size_t size) {
+    end ends[2] = {open_end(choice, true), open_end(choice, false)};
     uint8_t sent[BYTES];
     uint8_t taken[2][BYTES];
     size_t out[2] = {0};
@@ -96,6 +117,17 @@ static void meet_relay(const uint8_t *data, size_t size) {
             REQUIRE(memcmp(sent, taken[i], in[i]) == 0);
         }
     }
+    /* The relay cuts the connection. Nobody takes that for a regular end. */
+    for (int i = 0; i < 2; i++) {
+        uint8_t rest;
+        bool open = wh_tls_is_open(ends[i].tls);
+        REQUIRE(!open || !(choice & SERVER) || !(choice & OTHER_SERVER) || i == 1);
+        shutdown(ends[i].wire, SHUT_WR);
+        ssize_t got;
+        while ((got = wh_tls_read(ends[i].tls, &(struct iovec){&rest, 1}, 1)) > 0) {
+        }
+        REQUIRE(got < 0 || !open);
+    }
     for (int i = 0; i < 2; i++) {
         close_end(&ends[i]);
     }
@@ -105,10 +137,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size == 0) {
         return 0;
     }
-    if (data[0] & 2) {
-        meet_relay(data + 1, size - 1);
+    if (data[0] & ALTERED) {
+        meet_relay(data[0], data + 1, size - 1);
     } else {
-        meet_stranger(data[0] & 1, data + 1, size - 1);
+        meet_stranger(data[0], data + 1, size - 1);
     }
     return 0;
 }

@@ -6,9 +6,9 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -25,8 +25,9 @@
 #include "support/build.h"
 #include "support/descriptors.h"
 #include "support/meeting.h"
+#include "support/tls_tunnel.h"
 
-enum { SOON_MS = 10000, DEAD_AFTER_MS = 2400, ASK = 1, NEVER_SENT = 3 };
+enum { SOON_MS = 10000, DEAD_AFTER_MS = 2400, ASK = 1 };
 
 #define TALK (WH_TAG_CONVERSATION | 5)
 
@@ -38,6 +39,26 @@ static int32_t ranks = 2;
 
 static uint32_t dead_after_ms = DEAD_AFTER_MS;
 
+/** If the group meets over TCP: its secret, and what follows from it. */
+static const char secret[] = "a secret that the hostile rank knows";
+static wh_group_key key;
+
+/** The options of a rank, and its address. */
+static wh_sockets_options describe(const wh_test_meeting *meeting, int rank, char address[128]) {
+    bool tls = meeting->port;
+    if (tls) {
+        snprintf(address, 128, "tcp://127.0.0.1:%d?rank=%d&size=%d&job=test&shortcut=0", meeting->port, rank,
+                 (int)ranks);
+    } else {
+        snprintf(address, 128, "unix://%s/meet?rank=%d&size=%d&job=test", meeting->folder, rank, (int)ranks);
+    }
+    return (wh_sockets_options){.allow_insecure = !tls,
+                                .secret = tls ? secret : NULL,
+                                .secret_size = tls ? strlen(secret) : 0,
+                                .heartbeat_ms = 100,
+                                .dead_after_ms = dead_after_ms};
+}
+
 /** Rank 0, the victim; the test acts as the hostile rank. */
 typedef struct victim {
     const wh_test_meeting *meeting;
@@ -48,25 +69,34 @@ typedef struct victim {
 static void *join_victim(void *context) {
     victim *v = context;
     char address[128];
-    wh_sockets_options options = {.allow_insecure = true, .heartbeat_ms = 100, .dead_after_ms = dead_after_ms};
+    wh_sockets_options options = describe(v->meeting, 0, address);
     options.wait_for = (uint32_t)ranks;
-    snprintf(address, sizeof(address), "unix://%s/meet?rank=0&size=%d&job=test", v->meeting->folder, (int)ranks);
     v->status = wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &v->group, NULL);
     return NULL;
 }
 
-static int dial(const wh_test_meeting *meeting) {
+/** Connects without TLS. */
+static int dial_clear(const wh_test_meeting *meeting) {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
+    struct sockaddr_in port = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     snprintf(name.sun_path, sizeof(name.sun_path), "%s/meet", meeting->folder);
+    port.sin_port = htons((uint16_t)meeting->port);
+    const struct sockaddr *at = meeting->port ? (struct sockaddr *)&port : (struct sockaddr *)&name;
     for (wh_deadline end = wh_deadline_in_ms(SOON_MS); !wh_deadline_passed(end); usleep(1000)) {
-        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (connect(fd, (struct sockaddr *)&name, sizeof(name)) == 0) {
+        int fd = socket(at->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connect(fd, at, meeting->port ? sizeof(port) : sizeof(name)) == 0) {
             return fd;
         }
         close(fd);
     }
     fail_msg("nobody listens");
     return -1;
+}
+
+/** Connects; over TCP, through TLS. */
+static int dial(const wh_test_meeting *meeting) {
+    int fd = dial_clear(meeting);
+    return meeting->port ? wh_test_tunnel_open(fd, &key) : fd;
 }
 
 /** Sends a greeting. */
@@ -81,6 +111,9 @@ static void say(int fd, wh_hello *hello) {
     wh_hello_sent(hello, size);
 }
 
+/** If its id is not 0, connections for data use it, in clear text. */
+static wh_group_key ticket;
+
 /**
  * Connects and greets as an incarnation of rank 1, without the last frame, until both sides have
  * agreed or the other side refuses. @return the status of that.
@@ -92,9 +125,16 @@ static wherry_status try_to_greet(const wh_test_meeting *meeting, uint64_t incar
                               .size = (uint32_t)ranks,
                               .incarnation = incarnation,
                               .job = "test",
-                              .address = "unix:/nowhere"};
+                              .address = meeting->port ? "127.0.0.1:1" : "unix:/nowhere",
+                              .method = meeting->port ? WH_HELLO_METHOD_TLS : WH_HELLO_METHOD_NONE};
     wh_hello *hello;
-    int fd = dial(meeting);
+    bool by_ticket = purpose == WH_HELLO_DATA && ticket.id;
+    if (by_ticket) {
+        config.method = WH_HELLO_METHOD_TICKET;
+        config.keys = &ticket;
+        config.key_count = 1;
+    }
+    int fd = by_ticket ? dial_clear(meeting) : dial(meeting);
     wherry_status status = WHERRY_OK;
     must(wh_hello_create(&config, true, &hello, &error));
     while (status == WHERRY_OK && wh_hello_state_of(hello) != WH_HELLO_DONE) {
@@ -258,7 +298,7 @@ static void test_nonsense(void **state) {
         speak(other, n);
         assert_true(read_to_end(other) < DEAD_AFTER_MS / 2);
         if (n->purpose == WH_HELLO_DATA) {
-            assert_true(wh_group_process(v.group, 1) == getpid());
+            assert_true(wh_group_process(v.group, 1) == (v.meeting->port ? 0 : getpid()));
             close(fd);
         }
         expect_lost(v.group);
@@ -289,7 +329,10 @@ typedef enum stage {
     STAGE_IDLE,     /**< The hostile rank wants to close the connection. */
     STAGE_DATA,     /**< Greeted, for data. */
     STAGE_ATTACHED, /**< The hostile rank has asked for an inbox. */
-    STAGES,
+    STAGES_UNIX,
+    STAGE_TICKET = STAGES_UNIX, /**< Greeted, for data in clear text. */
+    STAGE_TICKET_ATTACHED,
+    STAGES_TLS,
 } stage;
 
 static int reach_stage(const wh_test_meeting *meeting, uint64_t incarnation, stage at) {
@@ -308,11 +351,17 @@ static int reach_stage(const wh_test_meeting *meeting, uint64_t incarnation, sta
         }
     } else if (at == STAGE_PROOF) {
         fd = begin_to_greet(meeting, incarnation, WH_HELLO_CONTROL, &hello);
+    } else if (at >= STAGE_TICKET) {
+        close(begin_to_greet(meeting, incarnation, WH_HELLO_CONTROL, &hello));
+        memcpy(ticket.proof, wh_hello_ticket_key_of(hello), WH_KEY_BYTES);
+        ticket.id = 1;
+        fd = greet(meeting, incarnation, WH_HELLO_DATA);
+        ticket.id = 0;
     } else {
         fd = greet(meeting, incarnation, at < STAGE_DATA ? WH_HELLO_CONTROL : WH_HELLO_DATA);
     }
     wh_hello_destroy(hello);
-    if (at == STAGE_MESSAGE || at == STAGE_IDLE || at == STAGE_ATTACHED) {
+    if (at == STAGE_MESSAGE || at == STAGE_IDLE || at == STAGE_ATTACHED || at == STAGE_TICKET_ATTACHED) {
         speak(fd, at == STAGE_MESSAGE ? &part : at == STAGE_IDLE ? &idle : &attach);
     }
     return fd;
@@ -350,8 +399,7 @@ static void expect_service(wh_group *asked, wh_group *good) {
 static void *join_good(void *context) {
     victim *v = context;
     char address[128];
-    wh_sockets_options options = {.allow_insecure = true, .heartbeat_ms = 100, .dead_after_ms = DEAD_AFTER_MS};
-    snprintf(address, sizeof(address), "unix://%s/meet?rank=1&size=3&job=test", v->meeting->folder);
+    wh_sockets_options options = describe(v->meeting, 1, address);
     v->status = wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &v->group, NULL);
     return NULL;
 }
@@ -376,7 +424,7 @@ static void test_every_type_in_every_state(void **state) {
     close(fd);
     wh_inbox *inbox;
     must(wh_inbox_open(v.group, TALK, &inbox, &error));
-    for (stage at = 0; at < STAGES; at++) {
+    for (stage at = 0; at < (v.meeting->port ? STAGES_TLS : STAGES_UNIX); at++) {
         for (size_t i = 0; i < sizeof(types); i++) {
             for (int form = 0; form < FORMS; form++) {
                 fd = reach_stage(v.meeting, ++incarnation, at);
@@ -748,134 +796,15 @@ static void test_stop_in_the_middle_of_a_message(void **state) {
     wh_stop_destroy(&stop);
 }
 
-/* ---- a relay between two members ---- */
-
-static const char key[] = "a secret of three ranks";
-
-/** A member of a TCP group of three ranks with a secret and shortcuts. */
-typedef struct member {
-    const wh_test_meeting *meeting;
-    int32_t rank;
-    wh_group *group;
-    wherry_status status;
-} member;
-
-static void *join_member(void *context) {
-    member *m = context;
-    char address[128];
-    wh_sockets_options options = {.secret = key, .secret_size = sizeof(key), .dial_only = m->rank > 0};
-    snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=%d&size=3&job=test", m->meeting->port, (int)m->rank);
-    m->status = wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &m->group, NULL);
-    return NULL;
+/** The victim and the hostile rank have a secret, so their connections are TLS. */
+static int open_tls(void **state) {
+    must(wh_group_key_derive(secret, strlen(secret), &key, &error));
+    return wh_test_open_tcp(state);
 }
 
-/** The Unix socket of a member's shortcut. */
-static socklen_t shortcut_of(wh_group *group, int32_t rank, struct sockaddr_un *at) {
-    wh_sockets *sockets = (wh_sockets *)group;
-    *at = (struct sockaddr_un){.sun_family = AF_UNIX};
-    pthread_mutex_lock(&sockets->lock);
-    const char *name = strrchr(sockets->members[rank].place, ';');
-    assert_non_null(name);
-    int size = snprintf(at->sun_path + 1, sizeof(at->sun_path) - 1, "wherry-group-%s", name + 1);
-    pthread_mutex_unlock(&sockets->lock);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)size);
-}
-
-static void await_loss(wh_group *group, int32_t rank) {
-    wh_sockets *sockets = (wh_sockets *)group;
-    bool gone = false;
-    for (wh_deadline end = wh_deadline_in_ms(SOON_MS); !gone; usleep(1000)) {
-        assert_false(wh_deadline_passed(end));
-        pthread_mutex_lock(&sockets->lock);
-        gone = sockets->members[rank].gone;
-        pthread_mutex_unlock(&sockets->lock);
-    }
-}
-
-/** Reads a frame of a greeting. @return its size; 0 if the other side has closed the connection. */
-static size_t read_frame(int fd, uint8_t frame[WH_HELLO_FRAME_MAX]) {
-    if (recv(fd, frame, WH_FRAME_HEAD, MSG_WAITALL) != WH_FRAME_HEAD) {
-        return 0;
-    }
-    size_t size = wh_load_be32(frame);
-    assert_true(size <= WH_HELLO_FRAME_MAX - WH_FRAME_HEAD);
-    assert_int_equal(size ? recv(fd, frame + WH_FRAME_HEAD, size, MSG_WAITALL) : 0, (ssize_t)size);
-    return WH_FRAME_HEAD + size;
-}
-
-/** Passes a frame of a greeting on. @return its type; 0 if there is none. */
-static uint8_t relay_frame(int from, int to) {
-    uint8_t frame[WH_HELLO_FRAME_MAX];
-    size_t size = read_frame(from, frame);
-    assert_int_equal(size ? send(to, frame, size, MSG_NOSIGNAL) : 0, (ssize_t)size);
-    return size ? frame[4] : 0;
-}
-
-static void *send_to_rank_1(void *context) {
-    member *m = context;
-    m->status = wh_group_send(m->group, 1, ASK, "x", 1, wh_deadline_in_ms(SOON_MS), NULL);
-    return NULL;
-}
-
-/** Opens a channel to rank 1. */
-static void *connect_to_rank_1(void *context) {
-    member *m = context;
-    wh_socket channel;
-    m->status = wh_group_connect(m->group, 1, TALK, wh_deadline_in_ms(SOON_MS), NULL, &channel, NULL);
-    return NULL;
-}
-
-/**
- * A relay listens at the socket of a member that has ended, and passes the greeting of another
- * member on to a third one. The relay gets no proof from it, so it cannot act as that member.
- */
-static void test_relay(void **state) {
-    enum { A, B, C, ACCEPT = 3, REFUSE = 4 };
-    member members[] = {{.meeting = *state}, {.meeting = *state, .rank = 1}, {.meeting = *state, .rank = 2}};
-    pthread_t threads[3];
-    struct sockaddr_un at;
-    wh_message message;
-    for (int i = 0; i < 3; i++) {
-        assert_int_equal(pthread_create(threads + i, NULL, join_member, members + i), 0);
-    }
-    for (int i = 0; i < 3; i++) {
-        pthread_join(threads[i], NULL);
-        must(members[i].status);
-    }
-    socklen_t size = shortcut_of(members[A].group, B, &at);
-    wh_group_destroy(members[B].group);
-    await_loss(members[A].group, B);
-    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(listener, (struct sockaddr *)&at, size) || listen(listener, 10), 0);
-    size = shortcut_of(members[A].group, C, &at);
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(pthread_create(threads, NULL, i ? connect_to_rank_1 : send_to_rank_1, members + A), 0);
-        struct pollfd dialled = {listener, POLLIN, 0};
-        assert_int_equal(poll(&dialled, 1, SOON_MS), 1);
-        int near = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        int far = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        assert_int_equal(connect(far, (struct sockaddr *)&at, size), 0);
-        relay_frame(near, far); /* HELLO */
-        relay_frame(far, near);
-        uint8_t frame[WH_HELLO_FRAME_MAX];
-        assert_true(read_frame(near, frame) > 0);
-        assert_int_equal(frame[4], REFUSE);
-        /* Nothing protects these frames. */
-        uint8_t forged[2 * WH_FRAME_HEAD + 17] = {0};
-        wh_frame_head(forged, ACCEPT, 0);
-        wh_frame_head(forged + WH_FRAME_HEAD, WH_FRAME_MESSAGE, 17);
-        wh_store_be64(forged + 2 * WH_FRAME_HEAD, NEVER_SENT);
-        assert_int_equal(send(far, forged, sizeof(forged), MSG_NOSIGNAL), sizeof(forged));
-        read_to_end(far);
-        close(near);
-        pthread_join(threads[0], NULL);
-        assert_int_equal(members[A].status, WHERRY_PEER_LOST);
-        must_fail(WHERRY_TIMED_OUT, error,
-                  wh_group_receive(members[C].group, WHERRY_ANY_RANK, NEVER_SENT, (wh_deadline){0}, &message, &error));
-    }
-    close(listener);
-    wh_group_destroy(members[C].group);
-    wh_group_destroy(members[A].group);
+static int close_tls(void **state) {
+    wh_test_tunnels_end();
+    return wh_test_close(state);
 }
 
 int main(void) {
@@ -893,8 +822,13 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_last_words_without_memory, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_a_late_greeting_is_no_loss, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_a_rank_connects_again_after_silence, wh_test_open_unix, wh_test_close),
-        cmocka_unit_test_setup_teardown(test_relay, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_stop_in_the_middle_of_a_message, wh_test_open_unix, wh_test_close),
+        {"test_nonsense_over_tls", test_nonsense, open_tls, close_tls, NULL},
+        {"test_every_type_in_every_state_over_tls", test_every_type_in_every_state, open_tls, close_tls, NULL},
+        {"test_silence_over_tls", test_silence, open_tls, close_tls, NULL},
+        {"test_many_idles_over_tls", test_many_idles, open_tls, close_tls, NULL},
+        {"test_many_greetings_over_tls", test_many_greetings, open_tls, close_tls, NULL},
+        {"test_stop_in_the_middle_over_tls", test_stop_in_the_middle_of_a_message, open_tls, close_tls, NULL},
     };
     return cmocka_run_group_tests_name("group_hostile", tests, NULL, NULL);
 }

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 HELLO, PROOF, ACCEPT, REFUSE, PING, ATTACH, PONG = 1, 2, 3, 4, 18, 19, 20
 NONE, BY_SECRET, BY_USER_KEY, BY_TLS, BY_TICKET, BY_READER = range(6)  # methods
 FOR_CONTROL, FOR_DATA = 0, 1  # purposes
-VERSION, STALE = 1, 6  # reasons to refuse
+VERSION, BAD_SECRET, STALE, OTHER, USED = 1, 3, 6, 8, 11  # reasons to refuse
 EXPORTER = "EXPORTER-wherry-greeting"
 
 
@@ -110,6 +110,11 @@ def stale() -> bytes:
 def proof(key: bytes, own: bytes, other: bytes, binding: bytes = b"") -> bytes:
     """The PROOF of the side that has dialled, as a frame."""
     return frame(PROOF, hmac.digest(key, b"\0" + own + other + binding, "sha256"))
+
+
+def ticket(key: bytes, number: int) -> bytes:
+    """The ticket with a number. Its key came with an ACCEPT."""
+    return hmac.digest(key, struct.pack(">Q", number), "sha256")
 
 
 # ---- connections ----

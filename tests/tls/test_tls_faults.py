@@ -18,12 +18,16 @@ from command import wait_for
 from pairs import INTACT, SECRET, Station, settings
 from protocol import (
     ACCEPT,
+    BAD_SECRET,
+    BY_TICKET,
     BY_TLS,
+    FOR_DATA,
     HELLO,
     PING,
     PONG,
     PROOF,
     REFUSE,
+    USED,
     VERSION,
     Clear,
     Tls,
@@ -32,7 +36,9 @@ from protocol import (
     frames,
     hello,
     keys_of,
+    proof,
     refusal,
+    ticket,
 )
 
 import wherry
@@ -401,6 +407,44 @@ def test_messages_after_an_update_of_keys(command):
                 peer.send(frame(PING, bytes(8)))
                 while peer.frame()[0] != PONG:
                     pass  # Skips other frames, such as the member table.
+        goes_on(station)
+
+
+# ---- tickets ----
+
+
+def use_ticket(target, key, number, **who):
+    """Greets for data in clear text. Returns the frames of the answer after HELLO."""
+    with Clear(target) as peer:
+        own = hello(method=BY_TICKET, purpose=FOR_DATA, key=number, nonce=os.urandom(32), **who)
+        peer.send(own)
+        other = frame(*peer.frame())
+        peer.send(proof(ticket(key, number), own, other))
+        first = peer.frame()
+        return [first, peer.frame()] if first[0] == PROOF else [first]
+
+
+def test_a_ticket_is_valid_once():
+    """One that was used is refused, and one that is too old. Others may come in any order."""
+    with settings(), Station() as station:
+        target, who = station.relay.target, {"incarnation": time.time_ns()}
+        with by_psk(target, keys_of(SECRET)) as peer:
+            assert peer.frame()[0] == HELLO
+            peer.send(hello(method=BY_TLS, **who) + frame(PROOF) + frame(ACCEPT))
+            assert peer.frame() == (PROOF, b"")
+            kind, key = peer.frame()
+            assert kind == ACCEPT and len(key) == 32
+            for number, good in (
+                (1, True), (1, False), (3, True), (2, True), (3, False), (2, False),
+                (400, True), (144, False), (145, True), (145, False), (400, False), (0, False),
+                (2**64 - 1, True), (401, False), (2**64 - 1, False), (2**64 - 2, True),
+            ):  # fmt: skip
+                first, last = use_ticket(target, key, number, **who)
+                assert first[0] == PROOF, "the proof itself is right"
+                assert last[0] == (ACCEPT if good else REFUSE), number
+                assert good or last[1][0] == USED
+            _, (kind, why) = use_ticket(target, bytes(32), 500, **who)
+            assert kind == REFUSE and why[0] == BAD_SECRET
         goes_on(station)
 
 

@@ -22,6 +22,7 @@ import time
 import uuid
 
 import pytest
+import record
 from certificates import Authority
 from checkpoints import large, small
 from command import BYTES, OK, PEER, WHERRY, environment, wait_for, wherry
@@ -30,6 +31,7 @@ from protocol import (
     BY_READER,
     FOR_DATA,
     HELLO,
+    OTHER,
     PROOF,
     REFUSE,
     Tls,
@@ -220,6 +222,11 @@ def test_it_is_verified(station):
 # ---- the relay ----
 
 
+def note(attack, number, way, result):
+    connection = "control" if number == 0 else "data or look"
+    record.add("serve, fetch", connection, f"TLS, {way}", attack, result)
+
+
 def test_one_altered_byte_of_a_fetch(stations):
     # Two channels share the data differently each time. So only bytes are altered that exist every
     # time.
@@ -245,6 +252,9 @@ def test_one_altered_byte_of_a_fetch(stations):
         return what, station.trial(), attack.done
 
     results = stations.try_each(trial, where)
+    for (number, way, _, _), result, done in results:
+        if done:
+            note("one bit altered", number, way, result)
     kinds = collections.Counter(result.split(":")[0] for _, result, _ in results)
     accepted = [what for what, result, _ in results if result == "altered"]
     done = sum(done for _, _, done in results)
@@ -275,6 +285,9 @@ def test_records_of_a_fetch(stations):
         for number in (0, 1, 3, 8)
     ]
     results = stations.try_each(trial, things)
+    for (edit, number, way, _), result, done, _ in results:
+        if done:
+            note(f"record: {edit.__name__}", number, way, result)
     assert "altered" not in [result for _, result, _, _ in results]
     # The number of channels and their content differ between trials, and one channel may do the
     # work of another.
@@ -586,6 +599,27 @@ def test_unfinished_messages_of_readers(station):
         wait_for(lambda: memory_of(station.server.process) - before > 200 << 20)
         assert memory_of(station.server.process) - before < 320 << 20
         assert station.trial() == "intact", "small messages have room"
+        time.sleep(1.1)  # A message that is not complete by then is given up for another.
+        with Reader(station, 230) as reader:
+            reader.accepted().message(99, bytes(200 << 10), to_come=3 << 20)
+            assert reader.ping(), "a large message has room, too"
+    station.goes_on()
+
+
+def test_a_second_connection_of_a_reader(station):
+    """A reader has one connection for messages. It may connect again when the first has ended."""
+    who = {"incarnation": time.time_ns()}
+    with Reader(station, 200, **who) as first:
+        first.accepted()
+        for _ in range(2):
+            assert first.ping(), "a silent one would be given up"
+            with Reader(station, 200, **who) as second:
+                assert second.peer.frame()[0] == PROOF
+                kind, body = second.peer.frame()
+                assert kind == REFUSE and body[0] == OTHER
+        assert first.ping(), "the first one stays"
+    with Reader(station, 200, **who) as third:
+        assert third.accepted().ping()
     station.goes_on()
 
 

@@ -226,29 +226,32 @@ static void test_a_proof_belongs_to_its_connection(void **state) {
     assert_parted(&a, &b, WHERRY_BAD_SECRET, WH_REFUSAL_SECRET);
 }
 
-static bool ticket_of_rank(void *context, const wh_hello_fields *peer, uint8_t ticket[WH_KEY_BYTES]) {
+static bool key_of_rank(void *context, const wh_hello_fields *peer, uint8_t ticket_key[WH_KEY_BYTES]) {
     (void)context;
-    memset(ticket, (int)peer->rank + 1, WH_KEY_BYTES);
+    memset(ticket_key, (int)peer->rank + 1, WH_KEY_BYTES);
     return peer->rank < 3;
 }
 
-/* Over TLS, each side gives the other one a ticket. It opens data connections, and nothing else. */
+/*
+ * Over TLS, each side gives the other one a key of tickets. They open data connections, and nothing
+ * else.
+ */
 static void test_a_ticket_opens_data_connections(void **state) {
     (void)state;
     wh_hello_config a = config_of(0);
     wh_hello_config b = config_of(1);
     side left;
     side right;
-    wh_group_key ticket = {.id = 0};
+    wh_group_key ticket = {.id = 5};
     a.method = b.method = WH_HELLO_METHOD_TLS;
     a.key_count = b.key_count = 0;
-    a.ticket = b.ticket = ticket_of_rank;
+    a.ticket_key = b.ticket_key = key_of_rank;
     begin_both(&left, &a, &right, &b);
     talk(&left, &right, UNCUT, 0);
     assert_true(done(&left) && done(&right));
-    assert_int_equal(*wh_hello_ticket_of(left.machine), 1);
-    assert_int_equal(*wh_hello_ticket_of(right.machine), 2);
-    memcpy(ticket.proof, wh_hello_ticket_of(left.machine), WH_KEY_BYTES);
+    assert_int_equal(*wh_hello_ticket_key_of(left.machine), 1);
+    assert_int_equal(*wh_hello_ticket_key_of(right.machine), 2);
+    memcpy(ticket.proof, wh_hello_ticket_key_of(left.machine), WH_KEY_BYTES);
     finish(&left, &right);
     a.method = b.method = WH_HELLO_METHOD_TICKET;
     a.keys = &ticket;
@@ -257,9 +260,10 @@ static void test_a_ticket_opens_data_connections(void **state) {
     begin_both(&left, &a, &right, &b);
     talk(&left, &right, UNCUT, 0);
     assert_true(done(&left) && done(&right));
-    assert_null(wh_hello_ticket_of(left.machine));
+    assert_null(wh_hello_ticket_key_of(left.machine));
+    assert_true(wh_hello_peer(right.machine)->key == 5);
     finish(&left, &right);
-    a.rank = 2; /* This is the ticket of another rank. */
+    a.rank = 2; /* This is a ticket of another rank. */
     begin_both(&left, &a, &right, &b);
     talk(&left, &right, UNCUT, 0);
     assert_int_equal(right.status, WHERRY_BAD_SECRET);

@@ -31,8 +31,8 @@ typedef struct attempt {
     wh_deadline deadline;
     const wh_stop *stop; /**< May be NULL. */
     wh_tls_context *tls; /**< NULL: the group has no TLS. Holds a reference. */
-    bool has_ticket;     /**< The rank has given a ticket, and this side may use clear text. */
-    wh_group_key ticket;
+    bool has_ticket;     /**< The rank has given a key of tickets, and clear text is allowed. */
+    wh_group_key ticket; /**< `proof` is that key, and `id` the number of a ticket. */
     wh_socket socket;
     wherry_error *error;
 } attempt;
@@ -333,9 +333,9 @@ wherry_status wh_sockets_connect(wh_group *group, int32_t rank, uint64_t tag, wh
         return connect_to_self(sockets, tag, channel_p, error);
     }
     char place[WH_PLACE_MAX];
+    wh_sockets_look(sockets);
     pthread_mutex_lock(&sockets->lock);
-    wh_security_look(&sockets->security);
-    const wh_member *member = sockets->members + rank;
+    wh_member *member = sockets->members + rank;
     attempt a = {.sockets = sockets,
                  .rank = rank,
                  .place = place,
@@ -344,11 +344,12 @@ wherry_status wh_sockets_connect(wh_group *group, int32_t rank, uint64_t tag, wh
                  .deadline = deadline,
                  .stop = stop,
                  .tls = wh_tls_context_ref(sockets->security.tls),
-                 .has_ticket =
-                     !sockets->security.encrypt_all && member->ticket_of && member->ticket_of == member->incarnation,
+                 .has_ticket = !sockets->security.encrypt_all && member->ticket_key_of &&
+                               member->ticket_key_of == member->incarnation,
+                 .ticket.id = ++member->tickets,
                  .socket = WH_NO_SOCKET,
                  .error = error};
-    memcpy(a.ticket.proof, member->ticket, sizeof(member->ticket));
+    memcpy(a.ticket.proof, member->ticket_key, sizeof(member->ticket_key));
     snprintf(place, sizeof(place), "%s", member->place);
     pthread_mutex_unlock(&sockets->lock);
     wherry_status status = a.incarnation ? look(&a) : lost(&a, "it has never come");

@@ -1,6 +1,7 @@
 #include "group/sockets/connection.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -68,6 +69,16 @@ void wh_connection_destroy(wh_connection *connection) {
     wh_free(connection->in);
     wh_message_clear(&connection->message);
     wh_free(connection);
+}
+
+bool wh_connection_has_unread(const wh_connection *connection) {
+    struct pollfd at = {connection->socket.fd, POLLIN, 0};
+    return poll(&at, 1, 0) == 1;
+}
+
+bool wh_connection_has_gone(const wh_connection *connection) {
+    struct pollfd at = {connection->socket.fd, POLLRDHUP, 0};
+    return poll(&at, 1, 0) == 1;
 }
 
 /** True if the greeting is over. */
@@ -155,12 +166,22 @@ static wherry_status end_part(wh_connection *connection, const wh_connection_eve
                : wh_fail(error, WHERRY_LIMIT, "rank %d sends messages that nobody takes", (int)connection->rank);
 }
 
+void wh_connection_give_up(wh_connection *connection, const char *why) {
+    connection->broken = WHERRY_LIMIT;
+    snprintf(connection->why, sizeof(connection->why), "%s", why);
+    wh_message_clear(&connection->message);
+    connection->message_capacity = 0;
+    leave_pool(connection);
+}
+
 /** Takes room for a message of this size from the pool. @return false if too little is left. */
-static bool take_from_pool(wh_connection *connection, size_t size) {
+static bool take_from_pool(wh_connection *connection, size_t size, const wh_connection_events *events) {
     size_t wanted = size > WH_MESSAGE_FREE ? size : 0;
     size_t more = wanted > connection->pooled ? wanted - connection->pooled : 0;
-    if (connection->pool && more > *connection->pool) {
-        return false;
+    while (connection->pool && more > *connection->pool) {
+        if (!events->make_room(events->context)) {
+            return false;
+        }
     }
     if (connection->pool) {
         *connection->pool -= more;
@@ -173,14 +194,15 @@ static bool take_from_pool(wh_connection *connection, size_t size) {
  * Makes room for a part of the message. Makes room for later parts too, within TRUSTED_SIZE, unless
  * the memory is from a pool.
  */
-static wherry_status reserve_message(wh_connection *connection, size_t part, wherry_error *error) {
+static wherry_status reserve_message(wh_connection *connection, size_t part, const wh_connection_events *events,
+                                     wherry_error *error) {
     size_t needed = connection->message.size + part;
     size_t trusted = connection->pool ? 0 : TRUSTED_SIZE;
     size_t ahead = (size_t)wh_min(connection->to_come, wh_max(connection->message.size, trusted));
     if (needed <= connection->message_capacity) {
         return WHERRY_OK;
     }
-    if (!take_from_pool(connection, needed + ahead)) {
+    if (!take_from_pool(connection, needed + ahead, events)) {
         return wh_fail(error, WHERRY_LIMIT, "too many large messages are incomplete, such as one of rank %d",
                        (int)connection->rank);
     }
@@ -193,7 +215,8 @@ static wherry_status reserve_message(wh_connection *connection, size_t part, whe
  * @param head  the first bytes of the frame's body, which describe the message.
  * @param size  size of the body.
  */
-static wherry_status begin_part(wh_connection *connection, const uint8_t *head, size_t size, wherry_error *error) {
+static wherry_status begin_part(wh_connection *connection, const uint8_t *head, size_t size,
+                                const wh_connection_events *events, wherry_error *error) {
     wh_message *message = &connection->message;
     uint64_t tag = wh_load_be64(head);
     uint64_t to_come = wh_load_be64(head + 8);
@@ -211,10 +234,11 @@ static wherry_status begin_part(wh_connection *connection, const uint8_t *head, 
                        (int)connection->rank, (size_t)to_come + part);
     }
     message->tag = tag;
+    connection->began = first ? wh_clock_now() : connection->began;
     connection->in_message = true;
     connection->to_come = to_come;
     connection->part_left = part;
-    return reserve_message(connection, part, error);
+    return reserve_message(connection, part, events, error);
 }
 
 /** Takes bytes of the present part. @return how many. */
@@ -295,7 +319,7 @@ static wherry_status take_next(wh_connection *connection, const uint8_t *at, siz
     if (!message) {
         return take_frame(connection, at[4], at + HEAD, size, events, error);
     }
-    wherry_status status = begin_part(connection, at + HEAD, size, error);
+    wherry_status status = begin_part(connection, at + HEAD, size, events, error);
     return status == WHERRY_OK ? end_part(connection, events, error) : status;
 }
 

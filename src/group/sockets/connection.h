@@ -103,6 +103,7 @@ enum { WH_NOT_ATTACHED = 0, WH_ATTACHED = 1 };
 
 typedef struct wh_connection {
     struct wh_connection *next;
+    void *owner; /**< For the functions of a greeting. */
     wh_socket socket;
     bool peeking;     /**< The other side's first byte tells whether it speaks TLS. */
     size_t slot;      /**< Its index in the list that the progress thread polls; 0: none. */
@@ -148,6 +149,7 @@ typedef struct wh_connection {
     /** The pool from which `message` takes memory, apart from WH_MESSAGE_FREE; NULL: no limit. */
     size_t *pool;
     size_t pooled;    /**< The memory that the message has taken from the pool. */
+    uint64_t began;   /**< When the message began, if it is not complete. */
     size_t part_left; /**< Missing bytes of the current frame. */
     uint64_t to_come; /**< Missing bytes of the message after the current frame. */
     bool in_message;
@@ -172,6 +174,11 @@ typedef struct wh_connection_events {
 
     /** A frame of another type. Return false to close the connection. */
     bool (*frame)(void *context, wh_connection *connection, uint8_t type, const uint8_t *bytes, size_t size);
+
+    /**
+     * Gives up a message that fills the pool (wh_connection_give_up). Return false if none may be.
+     */
+    bool (*make_room)(void *context);
     void *context;
 } wh_connection_events;
 
@@ -180,6 +187,20 @@ wh_connection *wh_connection_create(int fd, bool dialled);
 
 /** Begins the greeting. @return as wh_hello_create. */
 wherry_status wh_connection_greet(wh_connection *connection, const wh_hello_config *config, wherry_error *error);
+
+/**
+ * True if bytes have arrived that nobody has read yet. This happens if this process was stopped, or
+ * had no processor.
+ */
+bool wh_connection_has_unread(const wh_connection *connection);
+
+/** True if the other side has closed the connection, even if there is still something to read. */
+bool wh_connection_has_gone(const wh_connection *connection);
+
+/**
+ * Drops its incomplete message. Reading from the connection fails from now on, with this reason.
+ */
+void wh_connection_give_up(wh_connection *connection, const char *why);
 
 /** Frees it, and closes its socket unless the owner has replaced it by WH_NO_SOCKET. */
 void wh_connection_destroy(wh_connection *connection);

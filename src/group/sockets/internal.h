@@ -78,9 +78,11 @@ typedef struct wh_member {
     uint64_t reached;
     /** Number of the change of the barrier's table that recorded this arrival (wh_barrier). */
     uint64_t reached_news;
-    /** A ticket from the rank, with which this process opens data connections to it. */
-    uint8_t ticket[WH_KEY_BYTES];
-    uint64_t ticket_of; /**< The incarnation that gave the ticket; 0: none. */
+    /** A key from the rank, whose tickets open data connections to it. */
+    uint8_t ticket_key[WH_KEY_BYTES];
+    uint64_t ticket_key_of; /**< The incarnation that gave the key; 0: none. */
+    uint64_t tickets;       /**< Number of the last ticket that this process has used there. */
+    wh_tickets used;        /**< The tickets that the rank has used here. */
 } wh_member;
 
 /** A rank sends news of the barrier to the ranks at the distances 1, 2, 4 and so on. */
@@ -248,6 +250,33 @@ void wh_sockets_fence(wh_sockets *sockets);
  * @param newer  the number; 0: unknown.
  */
 void wh_sockets_outdo(wh_sockets *sockets, uint64_t newer);
+
+/**
+ * Reads the file of the secret again if it has changed. Call it before a connection is made,
+ * without the lock. Logs a failure. Cheap if nothing has changed.
+ */
+void wh_sockets_look(wh_sockets *sockets);
+
+/**
+ * True if an old connection had been silent for so long when a fresh one to the same rank began that
+ * the rank may have lost the old one.
+ */
+bool wh_sockets_is_suspect(const wh_sockets *sockets, const wh_connection *old, const wh_connection *fresh);
+
+/**
+ * True if a server refuses a reader: one that claims the server's own rank or that of another
+ * reader that is there, or one that has a control connection over such a socket already.
+ */
+bool wh_sockets_is_intruder(const wh_sockets *sockets, const wh_connection *fresh, const wh_hello_fields *peer);
+
+/** Begins TLS, or looks for it first, or greets. @param host  as for wh_tls_create. */
+wherry_status wh_sockets_secure(wh_sockets *sockets, wh_connection *connection, const char *host, wherry_error *error);
+
+/**
+ * For wh_connection_events: a connection that this process has accepted has shown whether it speaks
+ * TLS, or TLS is open.
+ */
+wherry_status wh_sockets_begin(void *context, wh_connection *connection, uint8_t first, wherry_error *error);
 
 /** Returns how this process identifies itself in a greeting. */
 wh_hello_config wh_sockets_hello(const wh_sockets *sockets, wh_hello_purpose purpose, wh_hello_admit admitted,

@@ -5,8 +5,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <openssl/crypto.h>
-
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/checked.h"
@@ -48,115 +46,25 @@ enum {
  */
 enum { FIRST_MEETING = 3 };
 
-enum { IDLE = 2 /**< A connection without messages for IDLE times dead_after_ms is closed. */ };
+/** A connection without messages for IDLE times dead_after_ms is closed. */
+enum { IDLE = 2 };
 
 /**
  * How many connections one process may have made to this one: for messages, and for data whose
  * inbox it has not named yet. It needs a few of the former, also if links have failed, and some of
  * the latter for each transfer. A server does not know its readers, so they get fewer of the
- * former: each may hold an incomplete message.
+ * former: one over TCP and one over a Unix socket, and those that have fallen silent.
  */
 enum { CONTROL_MAX = 16, READER_CONTROL_MAX = 4, DATA_MAX = 256 };
 
+/**
+ * If the incomplete messages of readers fill the pool of a server, one that is older than this is
+ * given up for another. So readers that never complete theirs do not keep others out.
+ */
+enum { UNFINISHED_MS = 1000 };
+
 /** Maximum number of reads from a connection that will be closed. A rank may send without end. */
 enum { REST_READS = 64 };
-
-/**
- * True if a server refuses a reader: one that claims the server's own rank, or that of another
- * reader that is there.
- */
-static bool is_intruder(const wh_sockets *sockets, const wh_hello_fields *peer) {
-    bool there = (int32_t)peer->rank == sockets->base.rank;
-    for (const wh_connection *one = sockets->connections; one && !there; one = one->next) {
-        there = wh_connection_is_up(one) && !one->doomed && one->rank == (int32_t)peer->rank &&
-                one->incarnation != peer->incarnation;
-    }
-    return sockets->security.serves && there;
-}
-
-static wh_refusal admit(void *context, const wh_hello_fields *peer, uint64_t *newer_p) {
-    const wh_sockets *sockets = context;
-    uint64_t known = sockets->members[peer->rank].incarnation;
-    if (!wh_sockets_believes(peer->incarnation)) {
-        return WH_REFUSAL_AHEAD;
-    }
-    if (is_intruder(sockets, peer)) {
-        return WH_REFUSAL_OTHER;
-    }
-    *newer_p = peer->incarnation < known ? known : 0;
-    return peer->incarnation < known ? WH_REFUSAL_STALE : WH_REFUSAL_NONE;
-}
-
-static bool give_ticket(void *context, const wh_hello_fields *peer, uint8_t ticket[WH_KEY_BYTES]) {
-    const wh_sockets *sockets = context;
-    return wh_security_ticket(&sockets->security, peer, ticket);
-}
-
-wh_hello_config wh_sockets_hello(const wh_sockets *sockets, wh_hello_purpose purpose, wh_hello_admit admitted,
-                                 void *context) {
-    return (wh_hello_config){
-        .purpose = purpose,
-        .rank = (uint32_t)sockets->base.rank,
-        .size = (uint32_t)sockets->base.size,
-        .incarnation = sockets->incarnation,
-        .table = sockets->hash,
-        .job = sockets->address.job,
-        .address = sockets->place,
-        .admit = admitted,
-        .context = context,
-    };
-}
-
-void wh_sockets_choose_peer(const wh_sockets *sockets, const wh_socket *socket, wh_hello_config *config, int32_t rank,
-                            uint64_t incarnation) {
-    const wh_security *security = &sockets->security;
-    bool local = wh_is_unix(socket->fd);
-    bool one_user = security->user_key || (security->secrets.count && sockets->address.kind == WH_ADDRESS_UNIX);
-    config->other_user = local && one_user && !wh_is_same_user(socket->fd);
-    config->wants_one = rank >= 0;
-    config->wanted = (uint32_t)rank;
-    config->wanted_incarnation = local ? incarnation : 0; /* No other process has this socket. */
-}
-
-/** Begins the greeting of a connection. TLS is open if the connection has it. */
-static wherry_status greet(wh_sockets *sockets, wh_connection *connection, wherry_error *error) {
-    uint8_t binding[WH_KEY_BYTES];
-    int32_t wanted = connection->wanted;
-    wh_hello_config config = wh_sockets_hello(sockets, WH_HELLO_CONTROL, admit, sockets);
-    config.ticket = give_ticket;
-    wh_sockets_choose_peer(sockets, &connection->socket, &config, wanted,
-                           wanted >= 0 ? sockets->members[wanted].incarnation : 0);
-    wh_security_greet(&sockets->security, &connection->socket, binding, &config);
-    wherry_status status = wh_connection_greet(connection, &config, error);
-    OPENSSL_cleanse(binding, sizeof(binding));
-    return status;
-}
-
-/** Begins TLS, or looks for it first, or greets. @param host  as for wh_tls_create. */
-static wherry_status secure(wh_sockets *sockets, wh_connection *connection, const char *host, wherry_error *error) {
-    wh_socket *socket = &connection->socket;
-    wh_security_look(&sockets->security);
-    if (!sockets->security.tls || wh_is_unix(socket->fd)) {
-        return greet(sockets, connection, error);
-    }
-    connection->peeking = !connection->dialled;
-    return connection->peeking ? WHERRY_OK
-                               : wh_tls_create(sockets->security.tls, socket->fd, true, host, &socket->tls, error);
-}
-
-/**
- * True if a connection that this process has accepted has shown whether it speaks TLS, or if TLS is
- * open.
- */
-static wherry_status begin(void *context, wh_connection *connection, uint8_t first, wherry_error *error) {
-    wh_sockets *sockets = context;
-    wh_socket *socket = &connection->socket;
-    if (connection->peeking && first == WH_TLS_FIRST_BYTE) {
-        connection->peeking = false;
-        return wh_tls_create(sockets->security.tls, socket->fd, false, NULL, &socket->tls, error);
-    }
-    return greet(sockets, connection, error);
-}
 
 wh_connection *wh_sockets_add(wh_sockets *sockets, int fd, const char *host, int32_t wanted) {
     wherry_error error;
@@ -164,8 +72,9 @@ wh_connection *wh_sockets_add(wh_sockets *sockets, int fd, const char *host, int
     wherry_status status = wh_check_memory(connection, &error, "a connection");
     if (connection) {
         connection->wanted = wanted;
+        connection->owner = sockets;
     }
-    WH_THEN(status, secure(sockets, connection, host, &error));
+    WH_THEN(status, wh_sockets_secure(sockets, connection, host, &error));
     if (status != WHERRY_OK) {
         wh_log(WHERRY_LOG_WARN, "rank %d: cannot keep a connection: %s", (int)sockets->base.rank, error.message);
         if (connection) {
@@ -182,21 +91,6 @@ wh_connection *wh_sockets_add(wh_sockets *sockets, int fd, const char *host, int
     connection->next = sockets->connections;
     sockets->connections = connection;
     return connection;
-}
-
-/** True if the other side has closed the connection, even if there is still something to read. */
-static bool has_gone(const wh_connection *connection) {
-    struct pollfd at = {connection->socket.fd, POLLRDHUP, 0};
-    return poll(&at, 1, 0) == 1;
-}
-
-/**
- * True if bytes have arrived that nobody has read yet. This happens if this process was stopped, or
- * had no processor.
- */
-static bool has_unread(const wh_connection *connection) {
-    struct pollfd at = {connection->socket.fd, POLLIN, 0};
-    return poll(&at, 1, 0) == 1;
 }
 
 /** Returns another connection to a rank that can carry messages. */
@@ -246,9 +140,8 @@ static void note_failure(wh_sockets *sockets, int32_t rank, uint64_t incarnation
  */
 static void give_up_silent(wh_sockets *sockets, const wh_connection *fresh) {
     wh_connection *old = sockets->members[fresh->rank].connection;
-    uint64_t limit = sockets->options.dead_after_ms * MS / 2;
-    bool silent = old && !old->doomed && old->incarnation == fresh->incarnation && fresh->born > old->heard + limit &&
-                  !has_unread(old);
+    bool silent =
+        old && !old->doomed && old->incarnation == fresh->incarnation && wh_sockets_is_suspect(sockets, old, fresh);
     if (!silent || fresh->dialled) {
         return;
     }
@@ -259,13 +152,15 @@ static void give_up_silent(wh_sockets *sockets, const wh_connection *fresh) {
 
 /** True if the process at the other end has made too many connections. */
 static bool is_one_too_many(const wh_sockets *sockets, const wh_connection *connection) {
+    const wh_hello_fields *peer = wh_hello_peer(connection->hello);
     size_t count = 0;
     size_t most = connection->data ? DATA_MAX : sockets->security.serves ? READER_CONTROL_MAX : CONTROL_MAX;
     for (const wh_connection *one = sockets->connections; one; one = one->next) {
         count += !one->dialled && !one->doomed && one->rank == connection->rank &&
                  one->incarnation == connection->incarnation && one->data == connection->data;
     }
-    return !connection->dialled && count > most;
+    /* The reader may have greeted several times at once, so admit() did not notice. */
+    return !connection->dialled && (count > most || wh_sockets_is_intruder(sockets, connection, peer));
 }
 
 static bool greeted(void *context, wh_connection *connection, const wh_hello_fields *peer) {
@@ -277,16 +172,16 @@ static bool greeted(void *context, wh_connection *connection, const wh_hello_fie
     if (connection->data) {
         return true;
     }
-    if (!wh_mailbox_incarnation(sockets->base.mailbox, connection->rank) && has_gone(connection)) {
+    if (!wh_mailbox_incarnation(sockets->base.mailbox, connection->rank) && wh_connection_has_gone(connection)) {
         /* The greeting is from a process that was lost in the meantime. It is not back. */
         connection->doomed = true;
         return true;
     }
     wh_member *member = sockets->members + peer->rank;
-    const uint8_t *ticket = wh_hello_ticket_of(connection->hello);
-    if (ticket) {
-        memcpy(member->ticket, ticket, sizeof(member->ticket));
-        member->ticket_of = peer->incarnation;
+    const uint8_t *ticket_key = wh_hello_ticket_key_of(connection->hello);
+    if (ticket_key) {
+        memcpy(member->ticket_key, ticket_key, sizeof(member->ticket_key));
+        member->ticket_key_of = peer->incarnation;
     }
     give_up_silent(sockets, connection);
     wh_mailbox_admit(sockets->base.mailbox, connection->rank, peer->incarnation);
@@ -404,6 +299,28 @@ static bool take_message(void *context, wh_message *message) {
     return false;
 }
 
+/** Gives up the oldest incomplete message that fills the pool. */
+static bool make_room_for_message(void *context) {
+    wh_sockets *sockets = context;
+    wh_connection *oldest = NULL;
+    for (wh_connection *one = sockets->connections; one; one = one->next) {
+        if (one->pooled && !one->reading && (!oldest || one->began < oldest->began)) {
+            oldest = one;
+        }
+    }
+    if (!oldest || wh_clock_now() - oldest->began < UNFINISHED_MS * MS) {
+        return false;
+    }
+    wh_connection_give_up(oldest, "its message takes too long, and others need the memory");
+    oldest->doomed = true;
+    return true;
+}
+
+/** The functions that handle what comes over the connections of a group. */
+static wh_connection_events events_of(wh_sockets *sockets) {
+    return (wh_connection_events){wh_sockets_begin, greeted, take_message, take_frame, make_room_for_message, sockets};
+}
+
 /**
  * True if a refusal from there may end this process's rank. Over a data connection in clear text,
  * it may be forged. What a reader says of a server's rank does not count.
@@ -445,7 +362,7 @@ static void heed_refusal(wh_sockets *sockets, const wh_connection *connection, c
  * message.
  */
 static void hear_rest(wh_sockets *sockets, wh_connection *connection) {
-    const wh_connection_events handlers = {begin, greeted, take_message, take_frame, sockets};
+    const wh_connection_events handlers = events_of(sockets);
     struct pollfd at = {connection->socket.fd, POLLIN, 0};
     bool up = wh_connection_is_up(connection) && !connection->reading;
     for (int i = 0; up && i < REST_READS && poll(&at, 1, 0) == 1; i++) {
@@ -577,7 +494,7 @@ static bool is_silent(const wh_sockets *sockets, const wh_connection *one, uint6
     uint64_t since = up ? one->heard : one->born;
     uint64_t limit = sockets->options.dead_after_ms * MS;
     /* A connection that has not greeted gets no third chance, whatever it sends. */
-    return now > since + limit && ((!up && now > since + 2 * limit) || !has_unread(one));
+    return now > since + limit && ((!up && now > since + 2 * limit) || !wh_connection_has_unread(one));
 }
 
 /**
@@ -695,7 +612,7 @@ static void hand_channel(wh_sockets *sockets, wh_connection **at) {
 }
 
 void wh_sockets_serve(wh_sockets *sockets, wh_connection **at, short events) {
-    const wh_connection_events handlers = {begin, greeted, take_message, take_frame, sockets};
+    const wh_connection_events handlers = events_of(sockets);
     wh_connection *connection = *at;
     wherry_error error;
     wherry_status status = WHERRY_OK;
@@ -777,6 +694,20 @@ static void serve_ready(wh_sockets *sockets, const wh_watch *watch) {
     }
 }
 
+/**
+ * Before this process accepts or dials, looks whether the file of the secret has changed. It dials
+ * when it is woken, or after a wait. Without the lock.
+ */
+static void look(wh_sockets *sockets, const wh_watch *watch, int ready) {
+    bool connects = ready <= 0;
+    for (size_t i = 0; i < FIRST_MEETING + sockets->meeting_count && !connects; i++) {
+        connects = watch->fds[i].revents;
+    }
+    if (connects) {
+        wh_sockets_look(sockets);
+    }
+}
+
 static bool has_queued(const wh_sockets *sockets) {
     for (const wh_connection *one = sockets->connections; one; one = one->next) {
         if (wh_connection_is_up(one) && (one->out.queued || wh_socket_unsent(&one->socket))) {
@@ -826,7 +757,7 @@ void *wh_sockets_progress(void *context) {
         bool watching = watch_all(sockets, &watch, now);
         int wait = wh_sockets_wait_ms(sockets, now, (int)((next > now ? next - now : 0) / MS) + 1);
         pthread_mutex_unlock(&sockets->lock);
-        poll(watch.fds, watching ? watch.count : 0, wait);
+        look(sockets, &watch, poll(watch.fds, watching ? watch.count : 0, wait));
         pthread_mutex_lock(&sockets->lock);
         if (watching) {
             serve_ready(sockets, &watch);

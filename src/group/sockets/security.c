@@ -92,10 +92,10 @@ static wherry_status become_reader(wh_security *security, const char *text, wher
     return status;
 }
 
-/** Makes the TLS context from the present keys and certificates, and replaces the former one. */
-static wherry_status make_context(wh_security *security, wherry_error *error) {
+/** Makes the TLS context from secrets or certificates. */
+static wherry_status make_context(const wh_security *security, const wh_secrets *secrets, wh_tls_context **context_p,
+                                  wherry_error *error) {
     wh_tls_setup setup = security->setup;
-    wh_tls_context *context = NULL;
     setup.server = security->serves;
     if (security->serves && !setup.certificate) {
         setup.server_key = security->identity.key;
@@ -103,20 +103,17 @@ static wherry_status make_context(wh_security *security, wherry_error *error) {
     } else if (security->reads) {
         setup.pin = security->pin;
     } else if (!setup.certificate) {
-        setup.keys = security->secrets.keys;
-        setup.key_count = security->secrets.count;
+        setup.keys = secrets->keys;
+        setup.key_count = secrets->count;
         setup.user_key = security->user_key;
     }
-    WH_TRY(wh_tls_context_create(&setup, &context, error));
-    wh_tls_context_unref(security->tls);
-    security->tls = context;
-    return WHERRY_OK;
+    return wh_tls_context_create(&setup, context_p, error);
 }
 
-/** The time of a file's last change; zero if it cannot be read. */
-static struct timespec time_of(const char *path) {
+struct timespec wh_security_time(const wh_security *security) {
     struct stat file;
-    return stat(path, &file) == 0 ? file.st_mtim : (struct timespec){0};
+    bool known = security->secret_path && stat(security->secret_path, &file) == 0;
+    return known ? file.st_mtim : (struct timespec){0};
 }
 
 static wherry_status init(wh_security *security, const wh_sockets_options *options, wherry_error *error) {
@@ -134,12 +131,12 @@ static wherry_status init(wh_security *security, const wh_sockets_options *optio
         WH_TRY(wh_secrets_find(options->secret, options->secret_size, &security->secrets, &path, error));
     }
     if (path) {
-        security->secret_time = time_of(path);
         WH_TRY_ALLOC(keep_text((const char **)&security->secret_path, path), error, "a path");
+        security->secret_time = wh_security_time(security);
     }
     security->outward = security->secrets.count || security->setup.certificate;
     if (security->outward) {
-        WH_TRY(make_context(security, error));
+        WH_TRY(make_context(security, &security->secrets, &security->tls, error));
     }
     /* Certificates have no effect on a Unix socket. */
     return security->outward && !security->secrets.count ? wh_security_use_user_key(security, error) : WHERRY_OK;
@@ -173,48 +170,73 @@ wherry_status wh_security_use_user_key(wh_security *security, wherry_error *erro
     WH_TRY(status);
     security->secrets.count = 1;
     security->user_key = true;
-    return security->tls ? WHERRY_OK : make_context(security, error);
+    return security->tls ? WHERRY_OK : make_context(security, &security->secrets, &security->tls, error);
 }
 
-wherry_status wh_security_reload(wh_security *security, wherry_error *error) {
-    struct timespec time = security->secret_path ? time_of(security->secret_path) : security->secret_time;
-    wh_secrets former = security->secrets;
+wherry_status wh_security_read(const wh_security *security, wh_security_files *files_p, wherry_error *error) {
+    /* If the file changes now, the time is older than what is read. So the file is read again. */
+    wh_security_files files = {.secret_time = wh_security_time(security)};
     wherry_status status = WHERRY_OK;
     if (security->secret_path) {
-        status = wh_secrets_read(security->secret_path, &security->secrets, error);
+        status = wh_secrets_read(security->secret_path, &files.secrets, error);
+    } else {
+        files.secrets = security->secrets; /* Without a file, these never change. */
     }
-    if (security->tls) {
-        WH_THEN(status, make_context(security, error));
+    if (security->outward || security->user_key) {
+        WH_THEN(status, make_context(security, &files.secrets, &files.tls, error));
     }
-    if (status != WHERRY_OK) {
-        security->secrets = former;
-    }
-    security->secret_time = time;
-    OPENSSL_cleanse(&former, sizeof(former));
+    *files_p = files;
+    OPENSSL_cleanse(&files, sizeof(files));
     return status;
 }
 
-void wh_security_look(wh_security *security) {
-    wherry_error error;
-    if (!security->secret_path) {
-        return;
+void wh_security_update(wh_security *security, wh_security_files *files) {
+    wh_tls_context *former = security->tls;
+    /* Without a file they have not changed, and another thread may read them. */
+    if (security->secret_path) {
+        security->secrets = files->secrets;
     }
-    struct timespec time = time_of(security->secret_path);
-    bool same = time.tv_sec == security->secret_time.tv_sec && time.tv_nsec == security->secret_time.tv_nsec;
-    if (!same && wh_security_reload(security, &error) != WHERRY_OK) {
-        wh_log(WHERRY_LOG_WARN, "the former secrets stay in use: %s", error.message);
-    } else if (!same) {
-        wh_log(WHERRY_LOG_INFO, "read %s again: %zu secret%s accepted", security->secret_path, security->secrets.count,
-               security->secrets.count == 1 ? " is" : "s are");
-    }
+    security->tls = files->tls;
+    security->secret_time = files->secret_time;
+    security->updates++;
+    files->tls = former;
+    wh_security_drop(files);
 }
 
-bool wh_security_ticket(const wh_security *security, const wh_hello_fields *peer, uint8_t ticket[WH_KEY_BYTES]) {
+void wh_security_drop(wh_security_files *files) {
+    wh_tls_context_unref(files->tls);
+    OPENSSL_cleanse(files, sizeof(*files));
+}
+
+bool wh_security_ticket_key(const wh_security *security, const wh_hello_fields *peer, uint8_t key[WH_KEY_BYTES]) {
     uint8_t text[4 + 8];
     wh_store_be32(text, peer->rank);
     wh_store_be64(text + 4, peer->incarnation);
     return security->tls && !security->encrypt_all && !security->serves && !security->reads &&
-           HMAC(EVP_sha256(), security->ticket_key, WH_KEY_BYTES, text, sizeof(text), ticket, NULL);
+           HMAC(EVP_sha256(), security->ticket_key, WH_KEY_BYTES, text, sizeof(text), key, NULL);
+}
+
+bool wh_tickets_use(wh_tickets *tickets, uint64_t incarnation, uint64_t number) {
+    if (incarnation > tickets->incarnation) {
+        *tickets = (wh_tickets){.incarnation = incarnation};
+    }
+    bool old = tickets->highest >= WH_TICKETS && number <= tickets->highest - WH_TICKETS;
+    if (!number || old || incarnation < tickets->incarnation) {
+        return false;
+    }
+    if (number > tickets->highest && number - tickets->highest >= WH_TICKETS) {
+        memset(tickets->used, 0, sizeof(tickets->used));
+        tickets->highest = number;
+    }
+    while (tickets->highest < number) {
+        size_t next = ++tickets->highest % WH_TICKETS;
+        tickets->used[next / 64] &= ~(UINT64_C(1) << next % 64);
+    }
+    uint64_t bit = UINT64_C(1) << number % 64;
+    uint64_t *word = tickets->used + number % WH_TICKETS / 64;
+    bool fresh = !(*word & bit);
+    *word |= bit;
+    return fresh;
 }
 
 void wh_security_greet(const wh_security *security, const wh_socket *socket, uint8_t binding[WH_KEY_BYTES],

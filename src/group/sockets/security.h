@@ -12,7 +12,8 @@
  *   | TCP, data in clear text          | the greeting, by a ticket that came over TLS  |
  *   | `allow_insecure` without these   | none                                          |
  *
- * Used under the group's lock once the group exists.
+ * Once the group exists, it is used under the group's lock, except by wh_security_read. Files are
+ * read without the lock, because a network file system may take long.
  */
 #ifndef WH_GROUP_SOCKETS_SECURITY_H
 #define WH_GROUP_SOCKETS_SECURITY_H
@@ -24,6 +25,19 @@
 #include "group/sockets/secret.h"
 #include "group/sockets/sockets.h"
 #include "group/token.h"
+
+/**
+ * The tickets that a peer has used. They may come out of order, since several threads may open
+ * connections; one that is WH_TICKETS or more below the highest is too old.
+ */
+enum { WH_TICKETS = 256 };
+
+typedef struct wh_tickets {
+    uint64_t incarnation; /**< Of the peer. */
+    uint64_t highest;     /**< Ticket numbers begin with 1. */
+    /** Bit n % WH_TICKETS: whether ticket n was used, for the last WH_TICKETS up to `highest`. */
+    uint64_t used[WH_TICKETS / 64];
+} wh_tickets;
 
 typedef struct wh_security {
     wh_secrets secrets;
@@ -41,7 +55,15 @@ typedef struct wh_security {
     /** Path of the file of the secret, which is read again if it changes; NULL: none. */
     char *secret_path;
     struct timespec secret_time; /**< Modification time of that file when it was read. */
+    uint64_t updates;            /**< How often wh_security_update was called. */
 } wh_security;
+
+/** What was read again. */
+typedef struct wh_security_files {
+    wh_secrets secrets;
+    wh_tls_context *tls;
+    struct timespec secret_time;
+} wh_security_files;
 
 /**
  * Finds secrets, certificates, identity or token.
@@ -57,16 +79,27 @@ void wh_security_clear(wh_security *security);
 wherry_status wh_security_use_user_key(wh_security *security, wherry_error *error);
 
 /**
- * Reads the file of the secret again, and the certificates. On failure, the former ones stay.
- * @return as wh_security_init.
+ * Reads the file of the secret again, and the certificates. Uses only what never changes after the
+ * group was created, so call it without the group's lock. @return as wh_security_init.
  */
-wherry_status wh_security_reload(wh_security *security, wherry_error *error);
+wherry_status wh_security_read(const wh_security *security, wh_security_files *files_p, wherry_error *error);
 
-/** Like wh_security_reload, if the file of the secret has changed. Logs a failure. Cheap. */
-void wh_security_look(wh_security *security);
+/** The modification time of the file of the secret; zero if there is none. Without the lock. */
+struct timespec wh_security_time(const wh_security *security);
 
-/** Writes the ticket of a peer (wh_hello_ticket). */
-bool wh_security_ticket(const wh_security *security, const wh_hello_fields *peer, uint8_t ticket[WH_KEY_BYTES]);
+/** Uses what was read, and wipes it. */
+void wh_security_update(wh_security *security, wh_security_files *files);
+
+void wh_security_drop(wh_security_files *files);
+
+/** Writes the key of a peer's tickets (wh_hello_ticket_key). */
+bool wh_security_ticket_key(const wh_security *security, const wh_hello_fields *peer, uint8_t key[WH_KEY_BYTES]);
+
+/**
+ * Uses up a ticket. @param incarnation  of the peer.
+ * @return false if it was used before, is too old, or belongs to an older incarnation.
+ */
+bool wh_tickets_use(wh_tickets *tickets, uint64_t incarnation, uint64_t number);
 
 /**
  * Fills in method, keys and binding of a greeting.

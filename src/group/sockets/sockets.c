@@ -340,12 +340,50 @@ static wherry_status sockets_token(const wh_group *group, char text[WHERRY_GROUP
     return WHERRY_OK;
 }
 
+/** Reads the files of secret and certificates. On failure, what was read before stays in use. */
 static wherry_status sockets_reload(wh_group *group, wherry_error *error) {
     wh_sockets *sockets = (wh_sockets *)group;
-    pthread_mutex_lock(&sockets->lock);
-    wherry_status status = wh_security_reload(&sockets->security, error);
-    pthread_mutex_unlock(&sockets->lock);
+    wh_security *security = &sockets->security;
+    wherry_status status;
+    bool latest;
+    do {
+        wh_security_files files;
+        pthread_mutex_lock(&sockets->lock);
+        uint64_t updates = security->updates;
+        pthread_mutex_unlock(&sockets->lock);
+        status = wh_security_read(security, &files, error);
+        pthread_mutex_lock(&sockets->lock);
+        /* Otherwise another thread was faster, and perhaps with an older file. */
+        latest = security->updates == updates;
+        if (latest && status == WHERRY_OK) {
+            wh_security_update(security, &files);
+        } else if (latest) {
+            security->secret_time = files.secret_time; /* Do not try again until it changes. */
+        }
+        pthread_mutex_unlock(&sockets->lock);
+        wh_security_drop(&files);
+    } while (!latest);
     return status;
+}
+
+void wh_sockets_look(wh_sockets *sockets) {
+    wh_security *security = &sockets->security;
+    wherry_error error;
+    if (!security->secret_path) {
+        return;
+    }
+    struct timespec now = wh_security_time(security);
+    pthread_mutex_lock(&sockets->lock);
+    struct timespec then = security->secret_time;
+    pthread_mutex_unlock(&sockets->lock);
+    if (now.tv_sec == then.tv_sec && now.tv_nsec == then.tv_nsec) {
+        return;
+    }
+    if (sockets_reload(&sockets->base, &error) != WHERRY_OK) {
+        wh_log(WHERRY_LOG_WARN, "the former secrets stay in use: %s", error.message);
+    } else {
+        wh_log(WHERRY_LOG_INFO, "rank %d read %s again", (int)sockets->base.rank, security->secret_path);
+    }
 }
 
 static wherry_status sockets_describe(wh_group *group, int32_t rank, wherry_group_link *link_p, wherry_error *error) {
@@ -388,7 +426,7 @@ static void dispose(wh_sockets *sockets) {
     wh_mailbox_destroy(sockets->base.mailbox);
     wh_group_address_clear(&sockets->address);
     wh_free(sockets->meetings);
-    /* This wipes the tickets. */
+    /* This wipes the keys of tickets. */
     OPENSSL_cleanse(sockets->members, (size_t)sockets->base.size * sizeof(*sockets->members));
     pthread_cond_destroy(&sockets->changed);
     pthread_mutex_destroy(&sockets->lock);
