@@ -828,7 +828,6 @@ int main(void) {
         {"test_silence_over_tls", test_silence, open_tls, close_tls, NULL},
         {"test_many_idles_over_tls", test_many_idles, open_tls, close_tls, NULL},
         {"test_many_greetings_over_tls", test_many_greetings, open_tls, close_tls, NULL},
-        {"test_stop_in_the_middle_over_tls", test_stop_in_the_middle_of_a_message, open_tls, close_tls, NULL},
     };
     return cmocka_run_group_tests_name("group_hostile", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-"""What the relay's attacks led to, as a table. WHERRY_RELAY_TABLE=FILE writes it at the end of the
-run: that is bench/results/relay.md."""
+"""What the relay's attacks led to, as a page. WHERRY_RELAY_TABLE=FILE writes it at the end of the
+run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,25 @@ class Row:
 ROWS: dict[tuple[str, str, str, str], Row] = collections.defaultdict(Row)
 ACCEPTED = "**altered, accepted**"
 INTACT = "as sent"
+
+HEAD = """\
+# The relay
+
+An attacker between two ranks, and between `wherry serve` and `wherry fetch`, who changes what they
+send. This page is written by
+
+    WHERRY_RELAY_TABLE=$PWD/bench/results/relay.md \\
+        pytest tests/tls/test_tls_relay.py tests/tls/test_tls_serve.py
+
+A trial joins, exchanges a message and receives a state, while one connection is attacked.
+*Accepted* counts the trials after which a rank had other bytes than were sent, and no error. It
+must be 0 for everything that TLS carries. The rows of "clear" (`allow_insecure`) show that the
+attacks work. So does the replaced chunk of "control", which leaves data and digests in clear text
+([security.md](../../docs/security.md)). "As sent" means that the trial succeeded with the right
+bytes: another connection did the work, a damaged chunk was requested again, nobody waited for the
+attacked bytes, or TLS ignores them.
+
+"""
 
 
 def add(mode: str, connection: str, part: str, attack: str, result: str) -> None:
@@ -40,4 +59,4 @@ def table() -> str:
         lines.append(
             f"| {mode} | {connection} | {part} | {attack} | {row.tried} | {accepted} | {results} |"
         )
-    return "\n".join(lines) + "\n"
+    return HEAD + "\n".join(lines) + "\n"

@@ -20,6 +20,7 @@ import time
 import numpy
 import protocol
 import pytest
+import record
 from command import wait_for
 from pairs import ALTERED, ANSWER, ASK, INTACT, SECONDS, Station, settings
 from relay import (
@@ -125,6 +126,48 @@ def positions(length):
     return [*range(first, min(length, DENSE), STRIDE), *range(DENSE, length, SPARSE), length - 1]
 
 
+FRAMES = {
+    protocol.HELLO: "greeting", protocol.PROOF: "greeting", protocol.ACCEPT: "greeting",
+    protocol.ATTACH: "greeting", 16: "message", 17: "table",
+}  # fmt: skip
+ENCRYPTED = {
+    CONTROL: "encrypted: greeting, table, messages, digests",
+    DATA: "encrypted: greeting, digests, data",
+}
+
+
+def clear_parts(number, way, stream):
+    """The parts of a stream in clear text: where each begins, and its name."""
+    at = 0
+    while at + 5 <= len(stream):
+        kind = stream[at + 4]
+        yield at, FRAMES.get(kind, "heartbeat, barrier")
+        at += 5 + int.from_bytes(stream[at : at + 4], "big")
+        if number == DATA and kind == (protocol.ATTACH if way == UP else protocol.ACCEPT):
+            break
+    if number == DATA and way == DOWN:
+        yield at, "greeting"  # the answer to ATTACH
+        at += 1
+        while at < len(stream):
+            yield at, "digest"
+            yield at + 16, "header of a chunk"
+            yield at + 64, "data"
+            at += 64 + (int.from_bytes(stream[at + 24 : at + 32], "big") & ~(1 << 63))
+
+
+def part_of(mode, number, way, stream):
+    """Returns a function that names the part of a stream to which a byte belongs."""
+    plain = (CHANGE_CIPHER_SPEC, ALERT, HANDSHAKE)
+    if has_tls(mode, number):
+        parts = [
+            (at, "handshake of TLS" if kind in plain else ENCRYPTED[number])
+            for at, kind in record_starts(stream)
+        ]
+    else:
+        parts = list(clear_parts(number, way, stream))
+    return lambda position: [name for at, name in parts if at <= position][-1]
+
+
 PLACES = [(number, way) for number in (CONTROL, DATA) for way in (UP, DOWN)]
 
 
@@ -144,6 +187,10 @@ def test_one_altered_byte(stations, number, way):
     some = dice.sample(some, min(len(some), 24)) if stations.mode == CLEAR else some
     where = [(position, 1 << dice.randrange(8)) for position in some]
     results = stations.try_each(trial, where)
+    part = part_of(stations.mode, number, way, stream)
+    for position, result, done, _ in results:
+        if done:
+            record.add(stations.mode, NAMES[number], part(position), "one bit altered", result)
     accepted = [position for position, result, _, _ in results if result == ALTERED]
     missed = [position for position, _, done, _ in results if not done]
     kinds = collections.Counter(result.split(":")[0] for _, result, _, _ in results)
@@ -180,6 +227,8 @@ def test_a_chunk_that_is_replaced_with_its_digest(stations):
         return station.trial(), attack.done
 
     for result, done in stations.try_each(trial, range(3)):
+        how = "chunk replaced, digest recomputed" if done else "no chunk found"
+        record.add(stations.mode, NAMES[DATA], "data and digest", how, result)
         if has_tls(stations.mode, DATA):
             assert result != ALTERED and not done, "there is no chunk to be seen"
         else:
@@ -218,7 +267,9 @@ def test_forged_frames_on_a_data_connection(forged):
 
     with settings(WHERRY_ENCRYPT="control"), Station() as station:
         station.relay.attack(DATA, UP, frames(edit))
-        assert station.trial() not in (INTACT, ALTERED)
+        result = station.trial()
+        record.add("control", NAMES[DATA], "greeting", f"forged {forged} after it", result)
+        assert result not in (INTACT, ALTERED)
         station.end_trial()
         for _ in range(3):
             assert station.trial() == INTACT, "rank 0 goes on"
@@ -356,6 +407,10 @@ def try_edits(stations, connection, edit, numbers):
         return what, result, attack.done, len(station.relay.connections) > len(whole)
 
     results = stations.try_each(trial, [(way, at) for at in numbers for way in (UP, DOWN)])
+    for _, result, done, _ in results:
+        if done:
+            how = f"record: {edit.__name__}"
+            record.add(stations.mode, NAMES[connection], ENCRYPTED[connection], how, result)
     assert ALTERED not in [result for _, result, _, _ in results]
     waited = {(way, at) for way in (UP, DOWN) for at in numbers if at < counts[way] - 2}
     assert waited and waited <= {what for what, _, done, _ in results if done}
@@ -446,6 +501,7 @@ def test_cut_anywhere(stations, number, way, reset):
             station.seconds = SECONDS
 
     for result, seconds in stations.try_each(trial, sorted(some)):
+        record.add(stations.mode, NAMES[number], "all", "reset" if reset else "cut", result)
         assert result != ALTERED
         assert seconds < 4 * SECONDS, result
     for result in stations.try_each(lambda station, _: station.trial(), range(STATIONS)):

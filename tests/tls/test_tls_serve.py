@@ -222,9 +222,8 @@ def test_it_is_verified(station):
 # ---- the relay ----
 
 
-def note(attack, number, way, result):
-    connection = "control" if number == 0 else "data or look"
-    record.add("serve, fetch", connection, f"TLS, {way}", attack, result)
+def note(attack, way, result):
+    record.add("serve, fetch", "any", f"TLS, {way}", attack, result)
 
 
 def test_one_altered_byte_of_a_fetch(stations):
@@ -252,9 +251,9 @@ def test_one_altered_byte_of_a_fetch(stations):
         return what, station.trial(), attack.done
 
     results = stations.try_each(trial, where)
-    for (number, way, _, _), result, done in results:
+    for (_, way, _, _), result, done in results:
         if done:
-            note("one bit altered", number, way, result)
+            note("one bit altered", way, result)
     kinds = collections.Counter(result.split(":")[0] for _, result, _ in results)
     accepted = [what for what, result, _ in results if result == "altered"]
     done = sum(done for _, _, done in results)
@@ -285,9 +284,9 @@ def test_records_of_a_fetch(stations):
         for number in (0, 1, 3, 8)
     ]
     results = stations.try_each(trial, things)
-    for (edit, number, way, _), result, done, _ in results:
+    for (edit, _, way, _), result, done, _ in results:
         if done:
-            note(f"record: {edit.__name__}", number, way, result)
+            note(f"record: {edit.__name__}", way, result)
     assert "altered" not in [result for _, result, _, _ in results]
     # The number of channels and their content differ between trials, and one channel may do the
     # work of another.

@@ -258,7 +258,7 @@ void wh_sockets_outdo(wh_sockets *sockets, uint64_t newer);
 void wh_sockets_look(wh_sockets *sockets);
 
 /**
- * True if an old connection had been silent for so long when a fresh one to the same rank began that
+ * True if an old connection was silent for so long before a fresh one to the same rank began, that
  * the rank may have lost the old one.
  */
 bool wh_sockets_is_suspect(const wh_sockets *sockets, const wh_connection *old, const wh_connection *fresh);
