@@ -217,7 +217,7 @@ def test_everything_is_encrypted(caplog):
 
 def test_a_lane_that_cannot_encrypt_is_refused(caplog):
     """Both sides say so, in the log and in the statistics, and the next lane is used."""
-    address = f"tcp://127.0.0.1:{free_port()}?size=2&shortcut=0"
+    address = f"tcp://127.0.0.1:{launch.free_port()}?size=2&shortcut=0"
     options = {"secret": "a secret that all ranks know", "encrypt": "all"}
     joined = must(
         *(lambda r=r: wherry.Group.join(f"{address}&rank={r}", 20, **options) for r in range(2))
