@@ -455,7 +455,7 @@ static void test_meeting_by_name(void **state) {
     must_fail(WHERRY_INVALID_ARGUMENT, error,
               wh_sockets_join("tcp://nowhere.invalid:4711?rank=0&size=2", &options, wh_deadline_in_ms(SOON_MS), &group,
                               &error));
-    assert_non_null(strstr(error.message, "nowhere.invalid:4711 is not known"));
+    assert_non_null(strstr(error.message, "no address of the host nowhere.invalid"));
     int port = 20000 + getpid() % 10000;
     pid_t child = fork();
     snprintf(address, sizeof(address), "tcp://nowhere.invalid:4711,localhost:%d?rank=%d&size=2", port, child == 0);
