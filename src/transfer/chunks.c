@@ -47,7 +47,7 @@ static void finish(wh_chunks *chunks, uint64_t chunk, wh_chunk_state state) {
     if (chunks->opened) {
         uint64_t length = wh_prepared_chunk_length(chunks->plan->prepared, chunk);
         unsigned char owner = atomic_load(chunks->owners + place);
-        wh_trace(chunks->options, (wherry_trace_event){"chunk", chunks->sources[owner].lane, chunks->opened[place],
+        wh_trace(chunks->options, (wherry_trace_event){"chunk", chunks->sources[owner].lane->name, chunks->opened[place],
                                                        wh_clock_now(), chunk, length, chunks->sources[owner].rank, 0});
     }
     wh_point("receiver closed a chunk");
@@ -186,7 +186,7 @@ static bool lay_out(const wh_pull *pull, uint64_t chunk, uint64_t length, wh_lan
     if (landing->staged) {
         return reserve_scratch(landing, length) && wh_segments_add(&landing->segments, landing->scratch, length);
     }
-    landing_work work = {.landing = landing, .length = length, .fill = pull->verify};
+    landing_work work = {.landing = landing, .length = length, .fill = pull->session.verify};
     return wherry_plan_visit_chunk(chunks->plan, chunk, add_copy, &work) == 0 && add_gap(&work, length - work.at) &&
            (work.fill || reserve_scratch(landing, work.widest));
 }
@@ -230,7 +230,7 @@ static wherry_status sink_close(void *context, wh_landing *landing, const wherry
     wh_slot *slot = landing->slot;
     wherry_status status = WHERRY_OK;
     landing->slot = NULL;
-    if (pull->verify) {
+    if (pull->session.verify) {
         uint64_t place = wh_chunk_set_find(&chunks->wanted, landing->chunk);
         wh_chunk_digests *digests = chunks->digests + place;
         digests->by_message = !(pull->session.lane->traits & WH_LANE_DIGESTS);
@@ -283,11 +283,12 @@ static wherry_status sink_route(void *context, uint64_t chunk, wh_routes *routes
     const wh_pull *pull = context;
     const wh_chunks *chunks = pull->chunks;
     WH_TRY(admit(pull, chunk, error));
-    if (pull->addresses) {
-        WH_TRY(wh_origin_gather(chunks->plan->prepared, pull->addresses, chunk, &routes->origin, error));
+    const void *addresses = chunks->sources[pull->source].addresses;
+    if (addresses) {
+        WH_TRY(wh_origin_gather(chunks->plan->prepared, addresses, chunk, &routes->origin, error));
         WH_TRY_ALLOC(wh_routes_locate(routes), error, "the routes of a chunk");
     }
-    routing r = {routes, !pull->addresses};
+    routing r = {routes, !addresses};
     WH_TRY_ALLOC(wherry_plan_visit_chunk(chunks->plan, chunk, route_copy, &r) == 0, error, "the routes of a chunk");
     routes->span += wh_prepared_chunk_length(chunks->plan->prepared, chunk);
     return WHERRY_OK;
@@ -305,7 +306,8 @@ static wherry_status sink_arrived(void *context, uint64_t chunk, wherry_error *e
 
 static wherry_status sink_origin(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
     const wh_pull *pull = context;
-    return wh_origin_gather(wherry_plan_prepared(pull->chunks->plan), pull->addresses, chunk, segments, error);
+    const void *addresses = pull->chunks->sources[pull->source].addresses;
+    return wh_origin_gather(wherry_plan_prepared(pull->chunks->plan), addresses, chunk, segments, error);
 }
 
 static void sink_moved(void *context, uint64_t bytes) {
@@ -321,7 +323,7 @@ static uint64_t sink_continues(void *context, uint64_t chunk) {
 wh_sink wh_pull_sink(wh_pull *pull) {
     return (wh_sink){
         .context = pull,
-        .verify = pull->verify,
+        .verify = pull->session.verify,
         .next = wh_session_next,
         .more = wh_session_more,
         .origin = sink_origin,

@@ -74,10 +74,12 @@ typedef struct wh_chunks {
     /** Has the trace callback, which receives an event per chunk; NULL: none. */
     const wherry_transfer_options *options;
     uint64_t *opened;         /**< By place, with trace: when the chunk was opened. */
-    /** For events. Changes only while the source has no session. */
+    /** The sources, by number. Changes only while the source has no session. */
     struct {
         int32_t rank;
-        const char *lane;
+        const wh_lane_ops *lane; /**< The lane of its last session; NULL: none. */
+        /** Of its storages, for wh_origin_gather; NULL if the lane has push. */
+        const void *addresses;
     } sources[WHERRY_SOURCES_MAX];
 } wh_chunks;
 
@@ -86,9 +88,6 @@ typedef struct wh_pull {
     wh_session session; /**< First: see wh_move_fn and wh_session_next. */
     wh_chunks *chunks;
     uint8_t source; /**< The number of the source. */
-    bool verify;    /**< True if digests are wanted. */
-    /** Addresses of the source's storages, for wh_origin_gather; NULL if the lane has push. */
-    const void *addresses;
 } wh_pull;
 
 /**

@@ -110,7 +110,7 @@ static wherry_status push_all(wh_session *session, uint32_t worker, uint32_t wai
                               wherry_error *error) {
     wh_push *push = (wh_push *)session;
     wh_feed feed = {.context = push,
-                    .verify = push->verify,
+                    .verify = session->verify,
                     .wait_ms = wait_ms,
                     .again_p = again_p,
                     .next = wh_session_next,
@@ -126,8 +126,10 @@ static wherry_status push_all(wh_session *session, uint32_t worker, uint32_t wai
 
 wherry_status wh_push_prepare(wh_push *push, const wh_offer *offer, const wh_lane_ops *lane, const wh_lane_site *site,
                               wh_inbox *inbox, bool verify, wherry_error *error) {
-    *push = (wh_push){.offer = offer, .verify = verify};
-    return wh_session_prepare(&push->session, lane, site, inbox, error);
+    *push = (wh_push){.offer = offer};
+    WH_TRY(wh_session_prepare(&push->session, lane, site, inbox, error));
+    push->session.verify = verify;
+    return WHERRY_OK;
 }
 
 wherry_status wh_push_request(wh_push *push, wh_bytes bytes, bool last, wherry_error *error) {
@@ -167,7 +169,7 @@ static wherry_status prepare_fetch(wh_push *push, wherry_error *error) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d asks for %s memory over the lane %s, which cannot move it",
                        (int)session->site.peer, moves_device ? "host" : "device", session->lane->name);
     }
-    if (moves_device && push->verify) {
+    if (moves_device && session->verify) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d wants digests over the lane %s, which has none",
                        (int)session->site.peer, session->lane->name);
     }
@@ -188,7 +190,7 @@ static wherry_status prepare_fetch(wh_push *push, wherry_error *error) {
 wherry_status wh_push_start(wh_push *push, uint32_t *workers_p, wherry_error *error) {
     wh_session *session = &push->session;
     bool one_sided = session->lane->traits & WH_LANE_ONE_SIDED;
-    bool digests = push->verify && !(session->lane->traits & WH_LANE_DIGESTS);
+    bool digests = session->verify && !(session->lane->traits & WH_LANE_DIGESTS);
     *workers_p = 0;
     WH_TRY(prepare_fetch(push, error));
     if (one_sided && !digests) {

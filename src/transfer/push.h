@@ -25,8 +25,7 @@ extern const wh_lane_ops wh_lane_digests;
 typedef struct wh_push {
     wh_session session; /**< First: see wh_move_fn and wh_session_next. */
     const wh_offer *offer;
-    bool verify;    /**< The receiver wants digests, */
-    bool strong;    /**< by SHA-256. */
+    bool strong;    /**< The digests are by SHA-256. */
     bool on_device; /**< The chunks are in device memory. The first request decides. */
     wh_fetch fetch; /**< Used only if chunks on a device go through host memory; else {0}. */
     /**

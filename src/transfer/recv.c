@@ -268,14 +268,14 @@ static wherry_status await_offers(wh_recv *recv, wherry_error *error) {
 
 static wherry_status check_offer(wh_recv *recv, const wh_recv_source *source, wherry_error *error) {
     WH_TRY(check_step(recv, source, error));
-    return wh_agreement_check(&recv->agreed, &recv->call, source, error);
+    return wh_agreement_check(recv->agreed, &recv->call, source, error);
 }
 
 /** Asks the sources, and finds out what will be received and where it goes. */
 static wherry_status agree(wh_recv *recv, wherry_error *error) {
     wherry_error target = {.status = WHERRY_OK};
     uint64_t begin = wh_clock_now();
-    target.status = wh_agreement_begin(&recv->agreed, &recv->call, &target);
+    target.status = wh_agreement_begin(recv->agreed, &recv->call, &target);
     recv->ready_ns = wh_clock_now() - begin;
     wherry_status status = ask(recv, error);
     if (target.status != WHERRY_OK) {
@@ -284,11 +284,11 @@ static wherry_status agree(wh_recv *recv, wherry_error *error) {
         return target.status;
     }
     WH_TRY(status);
-    wh_agreement_plan_ahead(&recv->agreed);
+    wh_agreement_plan_ahead(recv->agreed);
     WH_TRY(await_offers(recv, error));
     wh_recv_source *first = lowest_source(recv);
     WH_TRY(check_step(recv, first, error));
-    WH_TRY(wh_agreement_make(&recv->agreed, &recv->call, first, error));
+    WH_TRY(wh_agreement_make(recv->agreed, &recv->call, first, error));
     for (WH_EACH_SOURCE(one, recv)) {
         if (wh_source_is_usable(one)) {
             WH_TRY(check_offer(recv, one, error));
@@ -300,14 +300,14 @@ static wherry_status agree(wh_recv *recv, wherry_error *error) {
 /* ---- moving chunks ---- */
 
 static uint64_t chunk_bytes(const void *context, uint64_t chunk) {
-    return wh_prepared_chunk_length(((const wh_recv *)context)->agreed.plan->prepared, chunk);
+    return wh_prepared_chunk_length(((const wh_recv *)context)->agreed->plan->prepared, chunk);
 }
 
 wherry_status wh_recv_settle(wh_recv *recv, wherry_error *error) {
     if (recv->source_count == 1) { /* No worker runs, so this thread may call the interrupt. */
         wh_stop_set_question(&recv->stop, wh_call_is_cancelled, &recv->call);
     }
-    wherry_status status = wh_delivery_settle(&recv->chunks.delivery, error);
+    wherry_status status = wh_delivery_settle(&recv->chunks->delivery, error);
     wh_stop_set_question(&recv->stop, NULL, NULL);
     return status;
 }
@@ -404,7 +404,7 @@ bool wh_recv_landed(const wh_recv *recv, const wh_recv_source *source, bool from
  */
 static wherry_status replace_chunks(wh_recv *recv, const wh_chunk_set *kept, wherry_error *error) {
     wh_recv_source *other = lowest_source(recv);
-    bool confirms = other && recv->chunks.digests && !recv->on_device;
+    bool confirms = other && recv->chunks->digests && !recv->on_device;
     wh_chunk_set left = {0};
     bool ok = wh_chunk_set_init(&left, kept->intervals, kept->count);
     wherry_status status = ok ? WHERRY_OK : wh_fail_memory(error, "the chunks of a lost source");
@@ -416,9 +416,9 @@ static wherry_status replace_chunks(wh_recv *recv, const wh_chunk_set *kept, whe
         if (confirms && !wh_chunk_set_has(&left, chunk)) {
             wh_schedule_confirm(recv->schedule, chunk, other->scheduled);
             other->answer = 0; /* That source must confirm these chunks, too. */
-            atomic_store(recv->chunks.owners + wh_chunk_set_find(&recv->chunks.wanted, chunk), wh_source_number(other));
+            atomic_store(recv->chunks->owners + wh_chunk_set_find(&recv->chunks->wanted, chunk), wh_source_number(other));
         } else {
-            wh_chunks_take_back(&recv->chunks, chunk);
+            wh_chunks_take_back(recv->chunks, chunk);
         }
     }
     wh_chunk_set_destroy(&left);
@@ -459,7 +459,7 @@ static void look_at_schedule(wh_recv *recv) {
         if (bytes > one->reported) {
             wh_schedule_moved(recv->schedule, one->scheduled, bytes - one->reported, now);
             one->reported = bytes;
-        } else if (one->scheduled == late && !one->recalled && !(one->lane && one->lane->traits & WH_LANE_GROUP)) {
+        } else if (one->scheduled == late && !one->recalled && !(wh_session_is_open(&one->pull.session) && one->pull.session.lane->traits & WH_LANE_GROUP)) {
             /* Not with WH_LANE_GROUP: some groups cannot stop an operation, so it is awaited. */
             wh_log(WHERRY_LOG_INFO, "other sources take over chunks that %s has not sent", one->name);
             /* The schedule is told when no worker can write to these chunks any more. */
@@ -593,9 +593,9 @@ static wherry_status confirm_moved(wh_recv *recv, wherry_error *error) {
 }
 
 bool wh_recv_select(const wh_recv *recv, bool device, wh_chunk_set *set) {
-    uint64_t border = wh_space_second_part(&recv->agreed.plan->prepared->space);
+    uint64_t border = wh_space_second_part(&recv->agreed->plan->prepared->space);
     wh_chunk_set_destroy(set);
-    return wh_chunk_set_clip(set, &recv->agreed.wanted, device ? border : 0, device ? UINT64_MAX : border);
+    return wh_chunk_set_clip(set, &recv->agreed->wanted, device ? border : 0, device ? UINT64_MAX : border);
 }
 
 static wherry_status begin_moving(wh_recv *recv, wherry_error *error) {
@@ -612,12 +612,12 @@ static wherry_status begin_moving(wh_recv *recv, wherry_error *error) {
 
 /** Moves all chunks: first those of host memory, then those of devices, over separate lanes. */
 static wherry_status move_chunks(wh_recv *recv, wherry_error *error) {
-    uint64_t runs = wh_plan_runs(recv->agreed.plan, recv->agreed.first->offer.small_pages);
-    wh_lane_list_sort(&recv->call.lanes, recv->agreed.summary.bytes, runs);
+    uint64_t runs = wh_plan_runs(recv->agreed->plan, recv->agreed->first->offer.small_pages);
+    wh_lane_list_sort(&recv->call.lanes, recv->agreed->summary.bytes, runs);
     wh_stats_skip_forbidden(&recv->stats, recv->call.transport->lanes, recv->call.transport->lane_count,
                             &recv->call.lanes);
-    bool ok = wh_chunks_init(&recv->chunks, recv->agreed.plan, &recv->agreed.wanted, &recv->stop, recv->call.deadline);
-    WH_TRY_ALLOC(ok && wh_chunks_set_trace(&recv->chunks, &recv->call.options), error, "a receive");
+    bool ok = wh_chunks_init(recv->chunks, recv->agreed->plan, &recv->agreed->wanted, &recv->stop, recv->call.deadline);
+    WH_TRY_ALLOC(ok && wh_chunks_set_trace(recv->chunks, &recv->call.options), error, "a receive");
     for (int device = 0; device < 2; device++) {
         recv->on_device = device;
         WH_TRY_ALLOC(wh_recv_select(recv, device, &recv->moving), error, "a receive");
@@ -665,8 +665,9 @@ static wherry_status finish(wh_recv *recv, wherry_error *error) {
         release_sources(recv);
         return WHERRY_OK;
     }
-    wh_transport_forget(source->transport, source->transport->group, source->rank, false, source->lane);
-    wh_note done = {.type = WH_DONE, .epoch = source->offer.epoch, .bytes = atomic_load(&recv->chunks.moved)};
+    wh_transport_forget(source->transport, source->transport->group, source->rank, false,
+                        wh_source_lane(source));
+    wh_note done = {.type = WH_DONE, .epoch = source->offer.epoch, .bytes = atomic_load(&recv->chunks->moved)};
     WH_TRY(ask_to_confirm(source, &done, error));
     wh_point("receiver said done");
     WH_TRY(await_confirmations(recv, error));
@@ -677,11 +678,11 @@ static wherry_status finish(wh_recv *recv, wherry_error *error) {
 
 static wherry_status receive(wh_recv *recv, wherry_error *error) {
     WH_TRY(agree(recv, error));
-    WH_TRY(wh_call_await_stream(&recv->call, recv->agreed.plan->traits.cuda, error));
-    if (recv->call.options.flags & WHERRY_RECV_COMPARE && recv->agreed.in_place) {
+    WH_TRY(wh_call_await_stream(&recv->call, recv->agreed->plan->traits.cuda, error));
+    if (recv->call.options.flags & WHERRY_RECV_COMPARE && recv->agreed->in_place) {
         WH_TRY(wh_recv_compare(recv, error));
     }
-    if (recv->agreed.wanted.total) {
+    if (recv->agreed->wanted.total) {
         WH_TRY(move_chunks(recv, error));
     }
     return finish(recv, error);
@@ -702,7 +703,7 @@ static wherry_status run(wh_recv *recv, wherry_value **state_p, wherry_error *er
                recv->source_count > 1 ? " and others" : "", error->message);
     } else {
         wh_recv_progress(recv, true);
-        status = state_p ? wherry_plan_take_state(recv->agreed.own_plan, state_p, error) : WHERRY_OK;
+        status = state_p ? wherry_plan_take_state(recv->agreed->own_plan, state_p, error) : WHERRY_OK;
     }
     wh_recv_finish_stats(recv);
     if (status == WHERRY_OK) {
@@ -716,12 +717,12 @@ static wherry_status run(wh_recv *recv, wherry_value **state_p, wherry_error *er
  * the storages, also those of a target, and the buffers for chunks on their way to a device.
  */
 static void free_or_leak(wh_recv *recv) {
-    const wherry_plan *plan = recv->agreed.plan;
+    const wherry_plan *plan = recv->agreed->plan;
     if (!recv->held) {
-        wh_chunks_destroy(&recv->chunks);
+        wh_chunks_destroy(recv->chunks);
         return;
     }
-    wh_chunks_leak(&recv->chunks);
+    wh_chunks_leak(recv->chunks);
     for (size_t i = 0; i < plan->kept_count; i++) {
         wherry_storage_ref(plan->kept[i]);
         wh_leak(plan->kept[i]);
@@ -748,7 +749,7 @@ static wherry_status check_call(const wh_recv *recv, const wherry_source *source
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "receiving from several sources needs the step, so that all send the same state; set step");
     }
-    return recv->agreed.wants_state || options->target || options->accept
+    return recv->agreed->wants_state || options->target || options->accept
                ? WHERRY_OK
                : wh_fail(error, WHERRY_INVALID_ARGUMENT, "state_p is NULL, and there is no target to receive into");
 }
@@ -763,7 +764,9 @@ wherry_status wherry_checkpoint_recv_sources(const wherry_source *sources, size_
                        "there are no sources, or more than %d, or the transport of the first one is NULL",
                        WHERRY_SOURCES_MAX);
     }
-    wh_recv recv = {.agreed.wants_state = state_p != NULL, .stop.event = -1};
+    wh_agreement agreed = {.wants_state = state_p != NULL};
+    wh_chunks chunks = {0};
+    wh_recv recv = {.agreed = &agreed, .chunks = &chunks, .stop.event = -1};
     wherry_status status = wh_call_begin(&recv.call, sources->transport, options, error);
     const wherry_transfer_options *taken = &recv.call.options;
     if (taken->report_p) {
@@ -799,13 +802,13 @@ wherry_status wherry_checkpoint_recv_sources(const wherry_source *sources, size_
     for (size_t i = 0; i < recv.inbox_count; i++) {
         wh_inbox_close(recv.inboxes[i]);
     }
-    if (recv.chunks.plan || recv.held) {
+    if (recv.chunks->plan || recv.held) {
         free_or_leak(&recv);
     }
     wh_schedule_destroy(recv.schedule);
     wh_chunk_set_destroy(&recv.moving);
     wh_tensor_table_destroy(&recv.table);
-    wh_agreement_destroy(&recv.agreed);
+    wh_agreement_destroy(recv.agreed);
     wh_free(recv.sources);
     return status;
 }

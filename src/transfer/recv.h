@@ -41,8 +41,8 @@ typedef struct wh_recv {
     wh_inbox *inboxes[WHERRY_SOURCES_MAX];
     size_t inbox_count;
     size_t open_inboxes; /**< Number of inboxes whose groups are not closed. */
-    wh_agreement agreed;
-    wh_chunks chunks;
+    wh_agreement *agreed;
+    wh_chunks *chunks; /**< {0} until chunks are requested. */
     wh_schedule *schedule; /**< Distributes the chunks that move now. */
     /** The chunks that move now: either those of host memory or those of devices. */
     wh_chunk_set moving;
@@ -52,8 +52,7 @@ typedef struct wh_recv {
      * It has no event.
      */
     wh_stop stop;
-    wh_tensor_table table;
-    bool has_table;
+    wh_tensor_table table; /**< See wh_recv_table. */
     bool held;  /**< True if memory may still be written to: see wh_lane_site.held_p. */
     bool clear; /**< True if bytes came over a lane that does not encrypt. */
     /** True if a source that has offered a state may be reached over a network. */

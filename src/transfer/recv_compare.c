@@ -43,7 +43,7 @@ bool wh_comparing_take(wh_comparing *comparing, uint64_t first, const void *dige
  */
 static bool digest_own(const wh_comparing *comparing, uint64_t chunk, wh_gathered *gathered, wh_digester *digester,
                        wherry_digest *digest_p) {
-    const wh_chunks *chunks = &comparing->recv->chunks;
+    const wh_chunks *chunks = comparing->recv->chunks;
     const wh_chunk_digests *known = chunks->digests;
     known = known && !comparing->strong ? known + wh_chunk_set_find(&chunks->wanted, chunk) : NULL;
     struct iovec run;
@@ -51,7 +51,7 @@ static bool digest_own(const wh_comparing *comparing, uint64_t chunk, wh_gathere
         *digest_p = known->landed;
         return true;
     }
-    if (!wh_plan_gather(comparing->recv->agreed.plan, chunk, gathered, &run)) {
+    if (!wh_plan_gather(comparing->recv->agreed->plan, chunk, gathered, &run)) {
         return false;
     }
     *digest_p = wh_digest_of(digester, &run, 1);
@@ -70,7 +70,7 @@ static wherry_status digest_all(void *context, uint32_t worker, wherry_error *er
         wh_chunk_digests *one = comparing->digests + wh_chunk_set_find(comparing->chunks, chunk);
         one->has_landed = digest_own(comparing, chunk, &gathered, digester, &one->landed);
         if (!recv->schedule) { /* No bytes move yet, so both sides see this progress instead. */
-            atomic_fetch_add_explicit(&recv->chunks.moved, gathered.length, memory_order_relaxed);
+            atomic_fetch_add_explicit(&recv->chunks->moved, gathered.length, memory_order_relaxed);
         }
         wh_point("receiver compared a chunk");
     }
@@ -155,8 +155,8 @@ wherry_status wh_recv_remove_equal(wh_recv *recv, wh_recv_source *source, wh_chu
 
 wherry_status wh_recv_compare(wh_recv *recv, wherry_error *error) {
     uint64_t begin = wh_clock_now();
-    wh_recv_source *source = recv->agreed.first;
-    const wh_space *space = &recv->agreed.plan->prepared->space;
+    wh_recv_source *source = recv->agreed->first;
+    const wh_space *space = &recv->agreed->plan->prepared->space;
     wh_chunk_set left = {0};
     bool ok = wh_recv_select(recv, false, &left);
     if (!ok || !left.total) {
@@ -167,21 +167,21 @@ wherry_status wh_recv_compare(wh_recv *recv, wherry_error *error) {
     WH_THEN(status, wh_recv_check_sources(recv, error));
     /* The chunks of devices are not compared. */
     if (status == WHERRY_OK &&
-        !wh_chunk_set_clip(&left, &recv->agreed.wanted, wh_space_second_part(space), UINT64_MAX)) {
+        !wh_chunk_set_clip(&left, &recv->agreed->wanted, wh_space_second_part(space), UINT64_MAX)) {
         status = wh_fail_memory(error, "a comparison");
     }
     if (status == WHERRY_OK) {
         uint64_t bytes = wh_space_bytes_of(space, &left);
-        recv->stats.bytes_held = recv->agreed.wanted_bytes - bytes;
-        recv->agreed.wanted_bytes = bytes;
-        wh_chunk_set_destroy(&recv->agreed.wanted);
-        recv->agreed.wanted = left;
+        recv->stats.bytes_held = recv->agreed->wanted_bytes - bytes;
+        recv->agreed->wanted_bytes = bytes;
+        wh_chunk_set_destroy(&recv->agreed->wanted);
+        recv->agreed->wanted = left;
         wh_log(WHERRY_LOG_INFO, "the target already has %llu bytes of the state of %s; %llu are requested",
                (unsigned long long)recv->stats.bytes_held, source->name, (unsigned long long)bytes);
     } else {
         wh_chunk_set_destroy(&left);
     }
-    atomic_store(&recv->chunks.moved, 0);
+    atomic_store(&recv->chunks->moved, 0);
     source->heard.bytes = 0;
     recv->stats.compare_seconds = wh_seconds(begin, wh_clock_now());
     wh_trace_phase(&recv->call.options, "compare", begin, wh_clock_now(), recv->sources->rank);
@@ -192,8 +192,8 @@ wherry_status wh_recv_compare(wh_recv *recv, wherry_error *error) {
 /* ---- comparing the sources ---- */
 
 static wherry_status fail_different(wh_recv *recv, const wh_recv_source *one, uint64_t chunk, wherry_error *error) {
-    uint64_t place = wh_chunk_set_find(&recv->chunks.wanted, chunk);
-    const wh_recv_source *other = recv->sources + atomic_load(recv->chunks.owners + place);
+    uint64_t place = wh_chunk_set_find(&recv->chunks->wanted, chunk);
+    const wh_recv_source *other = recv->sources + atomic_load(recv->chunks->owners + place);
     wh_fail(error, WHERRY_MISMATCH,
             "%s and %s have different bytes at the same step %lld; one of these states is wrong", other->name,
             one->name, (long long)recv->call.options.step);

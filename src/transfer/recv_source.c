@@ -28,6 +28,10 @@ uint8_t wh_source_number(const wh_recv_source *source) {
     return (uint8_t)(source - source->recv->sources);
 }
 
+const wh_lane_ops *wh_source_lane(const wh_recv_source *source) {
+    return source->recv->chunks->sources[wh_source_number(source)].lane;
+}
+
 static wherry_source_stats *stats_of(const wh_recv_source *source) {
     return source->recv->stats.sources + wh_source_number(source);
 }
@@ -130,8 +134,8 @@ wherry_status wh_source_ask(wh_recv_source *source, wherry_error *error) {
         .step = options->step,
         .verify = (uint8_t)(options->verify == WHERRY_VERIFY_ALL ? WHERRY_VERIFY_ON : options->verify),
     };
-    if (recv->agreed.as_source) {
-        want.known = (wh_bytes){recv->agreed.as_source->fingerprint.bytes, WHERRY_DIGEST_BYTES};
+    if (recv->agreed->as_source) {
+        want.known = (wh_bytes){recv->agreed->as_source->fingerprint.bytes, WHERRY_DIGEST_BYTES};
     }
     source->incarnation = wh_mailbox_incarnation(group->mailbox, source->rank);
     if (!source->incarnation) {
@@ -182,7 +186,7 @@ static wherry_status take_digests(wh_recv_source *source, const wh_note *note, w
         comparing && comparing->strong == (note->strong != 0) && wh_chunk_set_has(comparing->chunks, note->first);
     bool taken = compared       ? wh_comparing_take(source->comparing, note->first, note->digests.bytes, count, strict)
                  : note->strong ? !strict /* the answer to a question that was given up */
-                                : wh_chunks_claim(&source->recv->chunks, wh_source_number(source), note->first,
+                                : wh_chunks_claim(source->recv->chunks, wh_source_number(source), note->first,
                                                   note->digests.bytes, count, strict);
     return taken ? WHERRY_OK : wh_fail(error, WHERRY_MALFORMED, "%s sent digests that nobody asked for", source->name);
 }
@@ -303,7 +307,7 @@ static void note_refusal(wh_recv_source *source, const wh_lane_ops *lane, const 
 
 /** Checks that the source gave one address per storage. */
 static wherry_status check_addresses(const wh_recv_source *source, wherry_error *error) {
-    uint64_t storages = source->recv->agreed.plan->prepared->storage_count;
+    uint64_t storages = source->recv->agreed->plan->prepared->storage_count;
     size_t size = source->offer.addresses.size;
     return size == 8 * storages ? WHERRY_OK
                                 : wh_fail(error, WHERRY_MALFORMED,
@@ -337,9 +341,9 @@ static wherry_status prepare_session(wh_recv_source *source, const wh_lane_ops *
     wh_recv *recv = source->recv;
     wh_call *call = &recv->call;
     wh_lane_site site =
-        wh_call_site(call, source->transport->group, source->rank, source->offer.id, recv->agreed.plan->traits.cuda);
+        wh_call_site(call, source->transport->group, source->rank, source->offer.id, recv->agreed->plan->traits.cuda);
     site.held_p = &recv->held;
-    source->pull = (wh_pull){.chunks = &recv->chunks, .source = wh_source_number(source)};
+    source->pull = (wh_pull){.chunks = recv->chunks, .source = wh_source_number(source)};
     WH_TRY(wh_session_prepare(&source->pull.session, lane, &site, source->inbox, error));
     /* While this thread probes, it asks the interrupt, and a cancel ends the probe. */
     wh_call_set_stop(call, &source->pull.session.stop);
@@ -464,8 +468,8 @@ static wherry_status pull_all(wh_session *session, uint32_t worker, uint32_t wai
 
 /** True if starting threads costs more than it saves. */
 static bool is_quick(const wh_recv_source *source, uint64_t bytes) {
-    uint32_t traits = source->lane->traits;
-    uint64_t runs = source->recv->agreed.summary.copies + 1;
+    uint32_t traits = source->pull.session.lane->traits;
+    uint64_t runs = source->recv->agreed->summary.copies + 1;
     return (traits & WH_LANE_ONE_SIDED && bytes <= ALONE_BYTES) ||
            (traits & WH_LANE_DEVICE && bytes <= QUICK_BYTES && bytes / runs >= QUICK_RUN);
 }
@@ -495,12 +499,10 @@ static wherry_status start(wh_recv_source *source, uint64_t chunks, uint64_t byt
 
 static void note_lane(wh_recv_source *source) {
     wh_recv *recv = source->recv;
-    recv->chunks.sources[wh_source_number(source)].rank = source->rank;
-    recv->chunks.sources[wh_source_number(source)].lane = source->lane->name;
     bool encrypted = source->pull.session.end->encrypted;
-    recv->stats.checked |= source->pull.verify || encrypted;
+    recv->stats.checked |= source->pull.session.verify || encrypted;
     recv->clear = recv->clear || !encrypted;
-    wh_log(WHERRY_LOG_INFO, "the lane from %s is %s%s", source->name, source->lane->name,
+    wh_log(WHERRY_LOG_INFO, "the lane from %s is %s%s", source->name, source->pull.session.lane->name,
            recv->on_device ? ", for device memory" : "");
 }
 
@@ -509,9 +511,9 @@ static wherry_status send_request(wh_recv_source *source, wh_note *note, const w
                                   wherry_error *error) {
     wh_recv *recv = source->recv;
     wh_string list = {0};
-    note->bytes = wh_space_bytes_of(&recv->agreed.plan->prepared->space, chunks);
+    note->bytes = wh_space_bytes_of(&recv->agreed->plan->prepared->space, chunks);
     for (uint64_t i = 0; i < chunks->total; i++) {
-        wh_chunks_assign(&recv->chunks, wh_chunk_set_at(chunks, i), wh_source_number(source));
+        wh_chunks_assign(recv->chunks, wh_chunk_set_at(chunks, i), wh_source_number(source));
     }
     /* Workers may begin at once, so the chunks are assigned before. */
     bool ok = wh_session_request(&source->pull.session, chunks->intervals, chunks->count, note->last);
@@ -532,21 +534,24 @@ static wherry_status open_session(wh_recv_source *source, const wh_chunk_set *ch
     source->answer = 0;
     wherry_status status = choose_lane(source, &request, error);
     if (status == WHERRY_OK && wh_session_is_open(&pull->session)) {
-        source->lane = pull->session.lane;
+        const wh_lane_ops *lane = pull->session.lane;
+        bool one_sided = lane->traits & WH_LANE_ONE_SIDED;
+        pull->chunks->sources[pull->source].rank = source->rank;
+        pull->chunks->sources[pull->source].lane = lane;
+        pull->chunks->sources[pull->source].addresses = one_sided ? source->offer.addresses.bytes : NULL;
         bool compares = recv->call.options.verify == WHERRY_VERIFY_ALL;
-        pull->verify = decide_verify(source, source->lane) && (compares || !pull->session.end->encrypted);
-        pull->addresses = source->lane->traits & WH_LANE_ONE_SIDED ? source->offer.addresses.bytes : NULL;
+        pull->session.verify = decide_verify(source, lane) && (compares || !pull->session.end->encrypted);
         source->sessions++;
         wh_point("receiver probed");
         wh_note plan = {
             .type = WH_PLAN,
             .session = source->sessions,
-            .lane = {source->lane->name, strlen(source->lane->name)},
+            .lane = {lane->name, strlen(lane->name)},
             .request = {request.bytes, request.size},
-            .verify = pull->verify,
+            .verify = pull->session.verify,
             .last = last,
         };
-        bool ok = !request.failed && (!pull->verify || wh_chunks_reserve_digests(&recv->chunks));
+        bool ok = !request.failed && (!pull->session.verify || wh_chunks_reserve_digests(recv->chunks));
         status = ok ? send_request(source, &plan, chunks, error) : wh_fail_memory(error, "a plan");
         wh_point("receiver sent the plan");
         if (status == WHERRY_OK && source->state == WH_SOURCE_OFFERED) {
@@ -605,13 +610,13 @@ static void collect(wh_recv_source *source) {
     uint64_t first = 0;
     uint32_t bad = 0;
     while (source->scheduled >= 0 && wh_schedule_next_pending(recv->schedule, source->scheduled, &at, &chunk)) {
-        wh_chunk_state state = wh_chunks_judge(&recv->chunks, chunk);
+        wh_chunk_state state = wh_chunks_judge(recv->chunks, chunk);
         if (state == WH_CHUNK_LANDED) {
             stats_of(source)->chunks++;
             wh_schedule_landed(recv->schedule, source->scheduled, chunk);
         } else if (state == WH_CHUNK_BAD) {
             first = bad++ ? first : chunk;
-            wh_chunks_take_back(&recv->chunks, chunk);
+            wh_chunks_take_back(recv->chunks, chunk);
             wh_schedule_rejected(recv->schedule, source->scheduled, chunk);
         }
     }
@@ -626,10 +631,10 @@ static void take_back_all(wh_recv_source *source) {
     uint64_t at = 0;
     uint64_t chunk;
     /* Nothing may be written to a device any more. */
-    wh_delivery_settle(&recv->chunks.delivery, NULL);
+    wh_delivery_settle(&recv->chunks->delivery, NULL);
     collect(source);
     while (source->scheduled >= 0 && wh_schedule_next_pending(recv->schedule, source->scheduled, &at, &chunk)) {
-        wh_chunks_take_back(&recv->chunks, chunk);
+        wh_chunks_take_back(recv->chunks, chunk);
         if (!source->recalled) {
             wh_schedule_rejected(recv->schedule, source->scheduled, chunk);
         }
@@ -680,7 +685,7 @@ static wherry_status look_at_end(wh_recv_source *source, wherry_error *error) {
             return wh_fail_rank(error, source->rank, WHERRY_CLOSED);
         }
         take_back_all(source);
-        note_refusal(source, source->lane, &source->failure);
+        note_refusal(source, wh_source_lane(source), &source->failure);
         source->next_lane++;
         return WHERRY_OK;
     }
@@ -693,7 +698,7 @@ static wherry_status look_at_end(wh_recv_source *source, wherry_error *error) {
     uint64_t at = 0;
     uint64_t chunk;
     while (!source->recalled && wh_schedule_next_pending(recv->schedule, source->scheduled, &at, &chunk)) {
-        wh_chunk_state state = wh_chunks_state(&recv->chunks, wh_chunk_set_find(&recv->chunks.wanted, chunk));
+        wh_chunk_state state = wh_chunks_state(recv->chunks, wh_chunk_set_find(&recv->chunks->wanted, chunk));
         unchecked = unchecked || state == WH_CHUNK_UNCHECKED;
         missing += state < WH_CHUNK_UNCHECKED;
     }
@@ -719,14 +724,14 @@ void wh_source_check_progress(wh_recv_source *source) {
     int64_t limit = recv->call.options.no_progress_ms;
     bool works = has_pending(source) || (source->comparing && source->comparing->left);
     bool compares_first = source->comparing && !recv->schedule;
-    uint64_t bytes = compares_first ? atomic_load(&recv->chunks.moved) : wh_source_bytes(source);
+    uint64_t bytes = compares_first ? atomic_load(&recv->chunks->moved) : wh_source_bytes(source);
     if (source->comparing && has_others(source)) {
         limit = wh_min(limit, WH_SOURCE_COMPARE_MS); /* All sources wait for these digests. */
     }
     if (works && source->state == WH_SOURCE_OFFERED && wh_liveness_is_over(&source->heard, bytes, limit)) {
         wherry_error error;
         wh_fail(&error, WHERRY_TIMED_OUT, "%s: timed out: no byte has come for %lld ms, at %" PRIu64 " of %" PRIu64,
-                source->name, (long long)limit, wh_source_bytes(source), recv->agreed.wanted_bytes);
+                source->name, (long long)limit, wh_source_bytes(source), recv->agreed->wanted_bytes);
         wh_source_fail(source, WHERRY_TIMED_OUT, &error, true);
     }
 }
@@ -768,7 +773,7 @@ static void look_at_idle_session(wh_recv_source *source) {
 wherry_status wh_source_look(wh_recv_source *source, wherry_error *error) {
     wh_session *session = &source->pull.session;
     if (wh_session_is_open(session)) {
-        wh_delivery_poll(&source->recv->chunks.delivery);
+        wh_delivery_poll(&source->recv->chunks->delivery);
         collect(source);
         look_at_idle_session(source);
     }
@@ -808,13 +813,13 @@ void wh_source_end(wh_recv_source *source, wherry_status status, const wherry_er
         wh_session_stop(&source->pull.session);
         end_session(source);
         if (!recv->held) {
-            wh_delivery_settle(&recv->chunks.delivery, NULL);
+            wh_delivery_settle(&recv->chunks->delivery, NULL);
         }
         collect(source);
     }
     bool lost = source->state == WH_SOURCE_GONE && source->failure.status == WHERRY_PEER_LOST;
     if (lost || offered) {
-        wh_transport_forget(transport, transport->group, source->rank, lost, lost ? NULL : source->lane);
+        wh_transport_forget(transport, transport->group, source->rank, lost, lost ? NULL : wh_source_lane(source));
     }
     say_goodbye(source, status, error, wh_call_grace());
 }

@@ -56,7 +56,6 @@ typedef struct wh_recv_source {
     wh_message offer_message; /**< The OFFER, which `offer` borrows from. */
     wh_note offer;
     wh_pull pull;             /**< The session of this source; closed if nothing is requested. */
-    const wh_lane_ops *lane;  /**< The lane of the last session; NULL: none. */
     size_t next_lane;         /**< The lane of the call to try next. */
     uint32_t sessions;        /**< Number of PLAN messages so far. */
     uint32_t damaged;         /**< Number of times that chunks of this source came damaged. */
@@ -125,6 +124,9 @@ void wh_source_recall(wh_recv_source *source);
 
 /** Index of the source in recv->sources. */
 uint8_t wh_source_number(const wh_recv_source *source);
+
+/** The lane of the last session; NULL: none. */
+const wh_lane_ops *wh_source_lane(const wh_recv_source *source);
 
 /** Bytes that came from this source. */
 uint64_t wh_source_bytes(const wh_recv_source *source);

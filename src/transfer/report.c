@@ -16,17 +16,15 @@
 /* ---- progress of a receive ---- */
 
 wh_tensor_table *wh_recv_table(wh_recv *recv) {
-    if (!recv->has_table) {
-        recv->has_table = wh_tensor_table_init(&recv->table, recv->agreed.plan);
-    }
-    return recv->has_table ? &recv->table : NULL;
+    bool has = recv->table.items || wh_tensor_table_init(&recv->table, recv->agreed->plan);
+    return has ? &recv->table : NULL;
 }
 
 /** Finds the path of a tensor in a chunk. The path stays valid as long as `text`; "": not known. */
 static const char *find_path(wh_recv *recv, uint64_t chunk, wh_string *text) {
     const wh_tensor_table *table = wh_recv_table(recv);
     if (table) {
-        wh_tensor_table_path(table, recv->agreed.plan, chunk, text);
+        wh_tensor_table_path(table, recv->agreed->plan, chunk, text);
     }
     return text->bytes && !text->failed ? text->bytes : "";
 }
@@ -39,22 +37,22 @@ void wh_recv_fail_chunk(wh_recv *recv, uint64_t chunk, wherry_error *error) {
 
 static void show_progress(wh_recv *recv, uint64_t now) {
     const wherry_transfer_options *options = &recv->call.options;
-    uint64_t bytes = atomic_load(&recv->chunks.moved);
-    uint64_t chunk = atomic_load(&recv->chunks.current);
+    uint64_t bytes = atomic_load(&recv->chunks->moved);
+    uint64_t chunk = atomic_load(&recv->chunks->current);
     double seconds = wh_seconds(recv->moments[WH_AT_DATA], now);
     wh_string path = {0};
-    bool none = chunk == UINT64_MAX || recv->moments[WH_AT_DONE] || !recv->chunks.states;
+    bool none = chunk == UINT64_MAX || recv->moments[WH_AT_DONE] || !recv->chunks->states;
     const wh_recv_source *active = recv->sources;
-    for (size_t i = 0; i < recv->source_count && !active->lane; i++) {
+    for (size_t i = 0; i < recv->source_count && !wh_source_lane(active); i++) {
         active = recv->sources + i;
     }
     wherry_progress progress = {
         .peer = active->rank,
         .bytes = bytes,
-        .total = recv->agreed.wanted_bytes,
+        .total = recv->agreed->wanted_bytes,
         .rate = seconds > 0 ? (double)bytes / seconds : 0,
         .path = none ? "" : find_path(recv, chunk, &path),
-        .lane = active->lane ? active->lane->name : "",
+        .lane = wh_source_lane(active) ? wh_source_lane(active)->name : "",
     };
     options->progress(options->progress_context, &progress);
     wh_free(path.bytes);
@@ -68,7 +66,7 @@ static void tell_progress(wh_recv *recv) {
              * This also goes to sources on standby, whose leases last as long as the receive makes
              * progress.
              */
-            wh_note note = {.type = WH_PROGRESS, .bytes = atomic_load(&recv->chunks.moved)};
+            wh_note note = {.type = WH_PROGRESS, .bytes = atomic_load(&recv->chunks->moved)};
             recv->stats.messages++;
             wh_note_try_send(&note, one->transport->group, one->rank, one->offer.id, wh_deadline_in_ms(0));
         }
@@ -91,8 +89,9 @@ void wh_recv_progress(wh_recv *recv, bool last) {
 
 static void finish_source_stats(const wh_recv_source *source, wherry_source_stats *stats) {
     stats->rank = source->rank;
-    if (source->lane) {
-        snprintf(stats->lane, sizeof(stats->lane), "%s", source->lane->name);
+    const wh_lane_ops *lane = wh_source_lane(source);
+    if (lane) {
+        snprintf(stats->lane, sizeof(stats->lane), "%s", lane->name);
     }
     /* BROKEN: the other sources were done before its reason arrived. */
     if (source->state >= WH_SOURCE_BROKEN) {
@@ -124,9 +123,9 @@ void wh_recv_finish_stats(wh_recv *recv) {
     wh_trace_phase(options, "plan", at[WH_AT_OFFERED], data, peer);
     wh_trace_phase(options, "data", data, done, peer);
     wh_trace_phase(options, "release", at[WH_AT_DONE], now, peer);
-    stats->tensors = recv->agreed.summary.tensors;
-    stats->bytes_wanted = recv->agreed.wanted_bytes;
-    stats->bytes_moved = atomic_load(&recv->chunks.moved);
+    stats->tensors = recv->agreed->summary.tensors;
+    stats->bytes_wanted = recv->agreed->wanted_bytes;
+    stats->bytes_moved = atomic_load(&recv->chunks->moved);
     stats->verified = stats->checked && !recv->clear;
     stats->source_count = (uint32_t)recv->source_count;
     for (size_t i = 0; i < recv->source_count; i++) {
@@ -194,14 +193,14 @@ static void mark(void *context, wh_placed_tensor *tensor) {
 
 /** Lists what the failure leaves behind. Does nothing if out of memory. */
 static void report_tensors(wh_recv *recv, wh_tensor_table *table, wherry_error *error) {
-    const wh_chunks *chunks = &recv->chunks;
+    const wh_chunks *chunks = recv->chunks;
     for (uint64_t place = 0; place < chunks->wanted.total; place++) {
         wh_chunk_state state = wh_chunks_state(chunks, place);
         wh_tensor_table_visit(table, chunks->plan, wh_chunk_set_at(&chunks->wanted, place), mark, &state);
     }
     wherry_report *report = wh_report_create(table);
     if (report) {
-        wh_report_describe(report, recv->agreed.in_place, error);
+        wh_report_describe(report, recv->agreed->in_place, error);
     }
     if (recv->call.options.report_p) {
         *recv->call.options.report_p = report;
@@ -217,7 +216,7 @@ void wh_recv_report_failure(wh_recv *recv, wherry_error *error) {
                  "; the memory that was received into may still be written to, is never freed, and must not be used "
                  "again; the group is closed");
     }
-    wh_tensor_table *table = wh_chunks_have_begun(&recv->chunks) ? wh_recv_table(recv) : NULL;
+    wh_tensor_table *table = wh_chunks_have_begun(recv->chunks) ? wh_recv_table(recv) : NULL;
     if (table) {
         report_tensors(recv, table, error);
     }

@@ -68,6 +68,7 @@ typedef struct wh_session {
     uint64_t opened_at; /**< By wh_clock_now. */
     wh_lane_end *end;
     wh_lane_site site; /**< site.stop is &stop. */
+    bool verify;       /**< The receiver wants digests. */
     wh_stop stop;
     wh_inbox *inbox; /**< The inbox to wake when the workers have ended. */
     wh_request_queue queue;

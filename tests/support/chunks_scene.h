@@ -65,12 +65,13 @@ static inline bool init_chunks(wh_chunks *chunks, const wherry_plan *plan, const
 
 /** Prepares the session of a source. */
 static inline void pull_open(wh_pull *pull, wh_chunks *chunks, uint8_t number, check how) {
-    *pull = (wh_pull){.chunks = chunks, .source = number, .verify = how != NO_CHECK};
+    *pull = (wh_pull){.chunks = chunks, .source = number};
     const wh_lane_ops *lane = how == BY_LANE ? &digest_lane : &plain_lane;
     wh_lane_site site = {.threads = 1, .deadline = wh_deadline_never()};
     must(wh_session_prepare(&pull->session, lane, &site, NULL, &error));
     pull->session.queue.last = true; /* Nobody has to be woken. */
-    if (pull->verify) {
+    pull->session.verify = how != NO_CHECK;
+    if (pull->session.verify) {
         assert_true(wh_chunks_reserve_digests(chunks));
     }
 }

@@ -366,7 +366,7 @@ static void test_routes_lead_into_the_tensor(void **state) {
         uint64_t address = (uint64_t)(uintptr_t)memory_of(s.source);
         uint8_t encoded[8];
         wh_store_be64(encoded, address);
-        s.pulls[0].addresses = addressed ? encoded : NULL;
+        s.chunks.sources[0].addresses = addressed ? encoded : NULL;
         wh_sink *sink = s.sinks;
         for (uint64_t chunk = 1; chunk < 4; chunk += 2) { /* Chunks 1 and 3 are not contiguous. */
             must(sink->route(sink->context, chunk, &routes, &error));
@@ -568,9 +568,9 @@ static void test_reports_events(void **state) {
     scene_open(&s, NO_CHECK);
     assert_true(wh_chunks_set_trace(&s.chunks, &trace));
     s.chunks.sources[0].rank = 7;
-    s.chunks.sources[0].lane = "first";
+    s.chunks.sources[0].lane = &(wh_lane_ops){.name = "first"};
     s.chunks.sources[1].rank = 8;
-    s.chunks.sources[1].lane = "second";
+    s.chunks.sources[1].lane = &(wh_lane_ops){.name = "second"};
     wh_chunks_assign(&s.chunks, 3, 1);
     uint64_t before = wh_clock_now();
     land(&s, 0, 0, NULL, NULL);
