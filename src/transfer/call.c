@@ -150,10 +150,6 @@ wh_deadline wh_call_tick(const wh_call *call) {
                                wh_deadline_in_ms(call->options.interrupt ? WH_STOP_LOOK_MS : WH_CALL_TICK_MS));
 }
 
-wh_deadline wh_call_grace(void) {
-    return wh_deadline_in_ms(WH_CALL_GRACE_MS);
-}
-
 wherry_status wh_call_await_stream(wh_call *call, uint64_t devices, wherry_error *error) {
     wh_stop stop = {.event = -1, .ask = wh_call_is_cancelled, .context = call};
     return devices ? wh_cuda_await_stream(call->options.stream, devices, &stop, call->deadline, error) : WHERRY_OK;

@@ -84,9 +84,6 @@ wherry_status wh_call_must_end(wh_call *call, const char *doing, wherry_error *e
 /** How long a loop of the call may wait before it checks everything again. */
 wh_deadline wh_call_tick(const wh_call *call);
 
-/** A short deadline for a last message, independent of the deadline of the call. */
-wh_deadline wh_call_grace(void);
-
 /**
  * Waits for the work that the caller has queued on options.stream.
  * @param devices  one bit per CUDA device whose memory the call will use; 0: returns at once.

@@ -34,7 +34,7 @@ static wherry_status admit(const wh_pull *pull, uint64_t chunk, wherry_error *er
     }
     atomic_store_explicit(&chunks->current, chunk, memory_order_relaxed);
     if (chunks->opened) {
-        chunks->opened[place] = wh_trace_now(chunks->options);
+        chunks->opened[place] = wh_clock_now();
     }
     wh_point("receiver opened a chunk");
     return WHERRY_OK;
@@ -75,9 +75,10 @@ bool wh_chunks_have_begun(const wh_chunks *chunks) {
 
 /* ---- creating and assigning ---- */
 
-bool wh_chunks_init(wh_chunks *chunks, const wherry_plan *plan, const wh_chunk_set *wanted, const wh_stop *stop,
-                    wh_deadline deadline) {
+bool wh_chunks_init(wh_chunks *chunks, const wherry_plan *plan, const wh_chunk_set *wanted,
+                    const wherry_transfer_options *options, const wh_stop *stop, wh_deadline deadline) {
     chunks->plan = plan;
+    chunks->options = options;
     atomic_store(&chunks->current, UINT64_MAX);
     wh_delivery_init(&chunks->delivery, plan, finish_delivered, chunks, stop, deadline);
     if (!wh_chunk_set_init(&chunks->wanted, wanted->intervals, wanted->count)) {
@@ -88,7 +89,8 @@ bool wh_chunks_init(wh_chunks *chunks, const wherry_plan *plan, const wh_chunk_s
     for (uint64_t place = 0; chunks->owners && place < chunks->wanted.total; place++) {
         atomic_store_explicit(chunks->owners + place, WH_NO_SOURCE, memory_order_relaxed);
     }
-    return chunks->states && chunks->owners;
+    chunks->opened = options->trace ? wh_alloc_zeroed(chunks->wanted.total, sizeof(*chunks->opened)) : NULL;
+    return chunks->states && chunks->owners && (chunks->opened || !options->trace);
 }
 
 void wh_chunks_destroy(wh_chunks *chunks) {
@@ -116,12 +118,6 @@ bool wh_chunks_reserve_digests(wh_chunks *chunks) {
         chunks->digests = wh_alloc_zeroed(chunks->wanted.total, sizeof(*chunks->digests));
     }
     return chunks->digests != NULL;
-}
-
-bool wh_chunks_set_trace(wh_chunks *chunks, const wherry_transfer_options *options) {
-    chunks->options = options;
-    chunks->opened = options->trace ? wh_alloc_zeroed(chunks->wanted.total, sizeof(*chunks->opened)) : NULL;
-    return chunks->opened || !options->trace;
 }
 
 void wh_chunks_assign(wh_chunks *chunks, uint64_t chunk, uint8_t source) {

@@ -71,7 +71,7 @@ typedef struct wh_chunks {
     _Atomic uint64_t moved;   /**< Bytes, including those that came more than once. */
     _Atomic uint64_t current; /**< The chunk that was opened last; UINT64_MAX: none. */
     wh_delivery delivery;     /**< Delivers the chunks of devices. */
-    /** Has the trace callback, which receives an event per chunk; NULL: none. */
+    /** May have a trace callback. */
     const wherry_transfer_options *options;
     uint64_t *opened;         /**< By place, with trace: when the chunk was opened. */
     /** The sources, by number. Changes only while the source has no session. */
@@ -94,11 +94,12 @@ typedef struct wh_pull {
  * @param chunks  starts as {0}; needs wh_chunks_destroy even on failure. Must not move afterwards.
  * @param plan    borrowed.
  * @param wanted  some of the chunks of the plan; copied.
+ * @param options  may have a trace callback, which receives an event per chunk; borrowed.
  * @param stop    ends waiting for a device; borrowed.
  * @return false if there is no memory.
  */
-bool wh_chunks_init(wh_chunks *chunks, const wherry_plan *plan, const wh_chunk_set *wanted, const wh_stop *stop,
-                    wh_deadline deadline);
+bool wh_chunks_init(wh_chunks *chunks, const wherry_plan *plan, const wh_chunk_set *wanted,
+                    const wherry_transfer_options *options, const wh_stop *stop, wh_deadline deadline);
 
 /** Frees everything and resets to {0}. */
 void wh_chunks_destroy(wh_chunks *chunks);
@@ -108,12 +109,6 @@ void wh_chunks_destroy(wh_chunks *chunks);
  * it. Copies to devices end.
  */
 void wh_chunks_leak(wh_chunks *chunks);
-
-/**
- * Reports an event per chunk from now on, if the options have a trace callback. They are borrowed.
- * @return false if there is no memory.
- */
-bool wh_chunks_set_trace(wh_chunks *chunks, const wherry_transfer_options *options);
 
 /** Prepares for digests. @return false if there is no memory. */
 bool wh_chunks_reserve_digests(wh_chunks *chunks);

@@ -6,9 +6,6 @@
 #include "base/point.h"
 #include "state/prepare.h"
 
-/** Digests in one message. */
-enum { DIGESTS_MAX = 4096 };
-
 static void close_nothing(wh_lane_end *end) {
     (void)end;
 }
@@ -46,26 +43,6 @@ static wherry_status digest_all(wh_session *session, uint32_t worker, uint32_t w
     }
     wh_segments_destroy(&segments);
     wh_digester_destroy(digester);
-    return status;
-}
-
-wherry_status wh_push_tell_digests(wh_push *push, wh_tell_digests_fn tell, void *context, wherry_error *error) {
-    if (!wh_session_is_open(&push->session) || !push->digests) {
-        return WHERRY_OK;
-    }
-    wherry_status status = WHERRY_OK;
-    for (; status == WHERRY_OK && wh_session_is_complete(&push->session, push->told); push->told++) {
-        /* Only this thread appends requests, so it may read them without the lock. */
-        const wh_chunk_set *request = &push->session.queue.requests[push->told].chunks;
-        for (size_t i = 0; i < request->count && status == WHERRY_OK; i++) {
-            const wherry_interval *interval = request->intervals + i;
-            for (uint64_t done = 0; done < interval->count && status == WHERRY_OK; done += DIGESTS_MAX) {
-                uint64_t first = interval->first + done;
-                status = tell(context, push->strong, first, push->digests + first,
-                              wh_min(DIGESTS_MAX, interval->count - done), error);
-            }
-        }
-    }
     return status;
 }
 

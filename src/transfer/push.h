@@ -61,15 +61,6 @@ wherry_status wh_push_request(wh_push *push, wh_bytes intervals, bool last, wher
  */
 wherry_status wh_push_start(wh_push *push, uint32_t *workers_p, wherry_error *error);
 
-/**
- * Passes on the digests of requests that are complete, for DIGESTS messages.
- * @param tell  sends `count` digests, of the chunks from `first` on; `strong`: as push->strong.
- * @return WHERRY_OK; the error of `tell`.
- */
-typedef wherry_status (*wh_tell_digests_fn)(void *context, bool strong, uint64_t first, const wherry_digest *digests,
-                                            size_t count, wherry_error *error);
-wherry_status wh_push_tell_digests(wh_push *push, wh_tell_digests_fn tell, void *context, wherry_error *error);
-
 /** Bytes that this side has sent or digested. */
 static inline uint64_t wh_push_work(const wh_push *push) {
     return atomic_load(&push->session.moved) + atomic_load(&push->digested);

@@ -15,6 +15,7 @@
 enum {
     QUESTIONS_MAX = 64, /**< Messages that this side answers, per conversation. */
     TIMES_MAX = 8,      /**< How often a receiver may request the same chunk. */
+    DIGESTS_MAX = 4096, /**< Digests in one message. */
 };
 
 /** Indices of wh_reader.moments. */
@@ -44,11 +45,27 @@ static wherry_status tell(wh_reader *reader, const wh_note *note, wherry_error *
     return wh_backlog_send(&reader->backlog, &message, error);
 }
 
-static wherry_status tell_digests(void *context, bool strong, uint64_t first, const wherry_digest *digests,
-                                  size_t count, wherry_error *error) {
-    wh_note note = {
-        .type = WH_DIGESTS, .strong = strong, .first = first, .digests = {digests, count * WHERRY_DIGEST_BYTES}};
-    return tell(context, &note, error);
+/** Sends the digests of requests that are complete, unless the lane carries them. */
+static wherry_status tell_digests(wh_reader *reader, wh_push *push, wherry_error *error) {
+    if (!wh_session_is_open(&push->session) || !push->digests) {
+        return WHERRY_OK;
+    }
+    wherry_status status = WHERRY_OK;
+    for (; status == WHERRY_OK && wh_session_is_complete(&push->session, push->told); push->told++) {
+        /* Only this thread appends requests, so it may read them without the lock. */
+        const wh_chunk_set *request = &push->session.queue.requests[push->told].chunks;
+        for (size_t i = 0; i < request->count && status == WHERRY_OK; i++) {
+            const wherry_interval *interval = request->intervals + i;
+            for (uint64_t done = 0; done < interval->count && status == WHERRY_OK; done += DIGESTS_MAX) {
+                uint64_t first = interval->first + done;
+                wh_bytes digests = {push->digests + first,
+                                    wh_min(DIGESTS_MAX, interval->count - done) * WHERRY_DIGEST_BYTES};
+                wh_note note = {.type = WH_DIGESTS, .strong = push->strong, .first = first, .digests = digests};
+                status = tell(reader, &note, error);
+            }
+        }
+    }
+    return status;
 }
 
 /* ---- the end ---- */
@@ -751,7 +768,7 @@ static wherry_status look_at_compare(wh_reader *reader, wherry_error *error) {
     if (!wh_session_is_open(&compare->session)) {
         return WHERRY_OK;
     }
-    WH_TRY(wh_push_tell_digests(compare, tell_digests, reader, error));
+    WH_TRY(tell_digests(reader, compare, error));
     if (!wh_session_has_ended(&compare->session)) {
         return WHERRY_OK;
     }
@@ -774,7 +791,7 @@ static wherry_status look_at_open_lane(wh_reader *reader, wherry_error *error) {
         return refuse_lane(reader, status, &reason, error);
     }
     if (status == WHERRY_OK) {
-        return wh_push_tell_digests(&reader->lane.push, tell_digests, reader, error);
+        return tell_digests(reader, &reader->lane.push, error);
     }
     if (status != WHERRY_CANCELLED || !wh_call_is_cancelled(reader->call)) {
         reader->lane.state = WH_LANE_BROKEN;
@@ -788,7 +805,7 @@ static wherry_status look_at_open_lane(wh_reader *reader, wherry_error *error) {
 /** Closes a lane once its workers have ended. Then handles the messages that came since. */
 static wherry_status look_at_ending_lane(wh_reader *reader, wherry_error *error) {
     wh_push *data = &reader->lane.push;
-    WH_TRY(wh_push_tell_digests(data, tell_digests, reader, error));
+    WH_TRY(tell_digests(reader, data, error));
     if (wh_deadline_passed(reader->lane.close_by)) {
         wh_session_stop(&data->session);
     }

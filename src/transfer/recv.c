@@ -303,15 +303,6 @@ static uint64_t chunk_bytes(const void *context, uint64_t chunk) {
     return wh_prepared_chunk_length(((const wh_recv *)context)->agreed->plan->prepared, chunk);
 }
 
-wherry_status wh_recv_settle(wh_recv *recv, wherry_error *error) {
-    if (recv->source_count == 1) { /* No worker runs, so this thread may call the interrupt. */
-        wh_stop_set_question(&recv->stop, wh_call_is_cancelled, &recv->call);
-    }
-    wherry_status status = wh_delivery_settle(&recv->chunks->delivery, error);
-    wh_stop_set_question(&recv->stop, NULL, NULL);
-    return status;
-}
-
 /** Requests what a source should send now. */
 static wherry_status feed_source(wh_recv *recv, wh_recv_source *source, wherry_error *error) {
     wh_session *session = &source->pull.session;
@@ -459,7 +450,8 @@ static void look_at_schedule(wh_recv *recv) {
         if (bytes > one->reported) {
             wh_schedule_moved(recv->schedule, one->scheduled, bytes - one->reported, now);
             one->reported = bytes;
-        } else if (one->scheduled == late && !one->recalled && !(wh_session_is_open(&one->pull.session) && one->pull.session.lane->traits & WH_LANE_GROUP)) {
+        } else if (one->scheduled == late && !one->recalled && wh_session_is_open(&one->pull.session) &&
+                   !(one->pull.session.lane->traits & WH_LANE_GROUP)) {
             /* Not with WH_LANE_GROUP: some groups cannot stop an operation, so it is awaited. */
             wh_log(WHERRY_LOG_INFO, "other sources take over chunks that %s has not sent", one->name);
             /* The schedule is told when no worker can write to these chunks any more. */
@@ -616,8 +608,9 @@ static wherry_status move_chunks(wh_recv *recv, wherry_error *error) {
     wh_lane_list_sort(&recv->call.lanes, recv->agreed->summary.bytes, runs);
     wh_stats_skip_forbidden(&recv->stats, recv->call.transport->lanes, recv->call.transport->lane_count,
                             &recv->call.lanes);
-    bool ok = wh_chunks_init(recv->chunks, recv->agreed->plan, &recv->agreed->wanted, &recv->stop, recv->call.deadline);
-    WH_TRY_ALLOC(ok && wh_chunks_set_trace(recv->chunks, &recv->call.options), error, "a receive");
+    bool ok = wh_chunks_init(recv->chunks, recv->agreed->plan, &recv->agreed->wanted, &recv->call.options, &recv->stop,
+                             recv->call.deadline);
+    WH_TRY_ALLOC(ok, error, "a receive");
     for (int device = 0; device < 2; device++) {
         recv->on_device = device;
         WH_TRY_ALLOC(wh_recv_select(recv, device, &recv->moving), error, "a receive");

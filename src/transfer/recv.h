@@ -111,9 +111,6 @@ bool wh_recv_select(const wh_recv *recv, bool device, wh_chunk_set *set);
  */
 bool wh_recv_landed(const wh_recv *recv, const wh_recv_source *source, bool from_it, wh_chunk_set *set);
 
-/** Waits until all closed chunks are on their devices. @return as wh_delivery_settle. */
-wherry_status wh_recv_settle(wh_recv *recv, wherry_error *error);
-
 /* ---- report.c ---- */
 
 /** Shows progress to the user and to the sources. `last`: show it to the user in any case. */

@@ -112,24 +112,6 @@ static wherry_status digest_both(wh_recv_source *source, wh_comparing *comparing
     return status;
 }
 
-/**
- * Finds the chunks that are not equal. Those without a digest of the target go to `unknown`, unless
- * it is NULL.
- */
-static bool find_differing(const wh_comparing *comparing, wh_chunk_set *differing, wh_chunk_set *unknown) {
-    bool ok = true;
-    for (uint64_t i = 0; i < comparing->chunks->total && ok; i++) {
-        uint64_t chunk = wh_chunk_set_at(comparing->chunks, i);
-        const wh_chunk_digests *one = comparing->digests + i;
-        if (!one->has_landed && unknown) {
-            ok = wh_chunk_set_add(unknown, chunk, chunk);
-        } else if (!one->has_landed || !one->has_claimed || !wh_digest_equal(&one->landed, &one->claimed)) {
-            ok = wh_chunk_set_add(differing, chunk, chunk);
-        }
-    }
-    return ok;
-}
-
 wherry_status wh_recv_remove_equal(wh_recv *recv, wh_recv_source *source, wh_chunk_set *chunks, bool weak,
                                    wh_chunk_set *unknown, wherry_error *error) {
     wh_comparing comparing = {.recv = recv, .chunks = chunks, .left = chunks->total, .stop.event = -1};
@@ -142,8 +124,14 @@ wherry_status wh_recv_remove_equal(wh_recv *recv, wh_recv_source *source, wh_chu
     wherry_status status = wh_check_memory(comparing.digests, error, "a comparison");
     WH_THEN(status, digest_both(source, &comparing, error));
     source->comparing = NULL;
-    if (status == WHERRY_OK && !find_differing(&comparing, &differing, unknown)) {
-        status = wh_fail_memory(error, "a comparison");
+    for (uint64_t i = 0; i < chunks->total && status == WHERRY_OK; i++) {
+        uint64_t chunk = wh_chunk_set_at(chunks, i);
+        const wh_chunk_digests *one = comparing.digests + i;
+        bool equal = one->has_landed && one->has_claimed && wh_digest_equal(&one->landed, &one->claimed);
+        wh_chunk_set *left = !one->has_landed && unknown ? unknown : &differing;
+        if (!equal && !wh_chunk_set_add(left, chunk, chunk)) {
+            status = wh_fail_memory(error, "a comparison");
+        }
     }
     wh_free(comparing.digests);
     wh_chunk_set_destroy(chunks);

@@ -105,7 +105,7 @@ wherry_status wh_source_tell(wh_recv_source *source, const wh_note *note, wherry
     recv->stats.messages++;
     wh_deadline patience = wh_deadline_in_ms(recv->call.options.no_progress_ms);
     if (has_others(source)) { /* This thread serves none of the other sources meanwhile. */
-        patience = wh_deadline_earlier(patience, wh_deadline_in_ms(WH_SOURCE_TELL_MS));
+        patience = wh_deadline_earlier(patience, wh_deadline_in_ms(WH_SOURCE_PATIENCE_MS));
     }
     wherry_status status = wh_note_send(note, &recv->call, source->transport->group, source->rank, source->offer.id,
                                         wh_deadline_earlier(recv->call.deadline, patience), &why);
@@ -497,15 +497,6 @@ static wherry_status start(wh_recv_source *source, uint64_t chunks, uint64_t byt
     return wh_session_start(session, (uint32_t)workers, pull_all, error);
 }
 
-static void note_lane(wh_recv_source *source) {
-    wh_recv *recv = source->recv;
-    bool encrypted = source->pull.session.end->encrypted;
-    recv->stats.checked |= source->pull.session.verify || encrypted;
-    recv->clear = recv->clear || !encrypted;
-    wh_log(WHERRY_LOG_INFO, "the lane from %s is %s%s", source->name, source->pull.session.lane->name,
-           recv->on_device ? ", for device memory" : "");
-}
-
 /** Sends PLAN or REQUEST, and appends the same chunks to the session. */
 static wherry_status send_request(wh_recv_source *source, wh_note *note, const wh_chunk_set *chunks,
                                   wherry_error *error) {
@@ -558,7 +549,11 @@ static wherry_status open_session(wh_recv_source *source, const wh_chunk_set *ch
             if (!recv->moments[WH_AT_DATA]) {
                 recv->moments[WH_AT_DATA] = wh_clock_now();
             }
-            note_lane(source);
+            bool encrypted = pull->session.end->encrypted;
+            recv->stats.checked |= pull->session.verify || encrypted;
+            recv->clear = recv->clear || !encrypted;
+            wh_log(WHERRY_LOG_INFO, "the lane from %s is %s%s", source->name, lane->name,
+                   recv->on_device ? ", for device memory" : "");
             source->since = wh_clock_now();
             status = start(source, chunks->total, plan.bytes, last, error);
         }
@@ -646,24 +641,21 @@ static void take_back_all(wh_recv_source *source) {
     source->recalled = false;
 }
 
-/** Adds a session to the statistics. The rate is the mean over all sessions. */
-static void count_session(wherry_source_stats *stats, wh_session *session) {
-    double before = stats->rate > 0 ? (double)stats->bytes / stats->rate : 0;
-    double seconds = before + wh_seconds(session->opened_at, wh_clock_now());
-    stats->bytes += atomic_load(&session->moved);
-    stats->rate = seconds > 0 ? (double)stats->bytes / seconds : 0;
-}
-
 /** Closes a session whose workers have ended or were stopped. */
 static void end_session(wh_recv_source *source) {
     wh_recv *recv = source->recv;
     wh_session *session = &source->pull.session;
+    wherry_source_stats *stats = stats_of(source);
     wh_workers_join(&session->workers, NULL);
     if (source->answer != WH_REFUSE_LANE) { /* Otherwise the session has moved nothing. */
         wh_stats_add_lane(&recv->stats, session->lane->name);
         wh_stats_describe_lane(&recv->stats, session->lane, session->end);
     }
-    count_session(stats_of(source), session);
+    /* The rate is the mean over all sessions. */
+    double seconds = wh_seconds(session->opened_at, wh_clock_now());
+    seconds += stats->rate > 0 ? (double)stats->bytes / stats->rate : 0;
+    stats->bytes += atomic_load(&session->moved);
+    stats->rate = seconds > 0 ? (double)stats->bytes / seconds : 0;
     close_session(source);
 }
 
@@ -675,7 +667,11 @@ static wherry_status look_at_end(wh_recv_source *source, wherry_error *error) {
         recv->moments[WH_AT_LANDED] = wh_clock_now();
     }
     wherry_status status = wh_workers_join(&source->pull.session.workers, &why);
-    WH_THEN(status, wh_recv_settle(recv, &why));
+    if (recv->source_count == 1) { /* No worker runs, so this thread may call the interrupt. */
+        wh_stop_set_question(&recv->stop, wh_call_is_cancelled, &recv->call);
+    }
+    WH_THEN(status, wh_delivery_settle(&recv->chunks->delivery, &why)); /* All are on their devices then. */
+    wh_stop_set_question(&recv->stop, NULL, NULL);
     collect(source);
     if (source->answer == WH_REFUSE_LANE) {
         end_session(source);
@@ -726,7 +722,7 @@ void wh_source_check_progress(wh_recv_source *source) {
     bool compares_first = source->comparing && !recv->schedule;
     uint64_t bytes = compares_first ? atomic_load(&recv->chunks->moved) : wh_source_bytes(source);
     if (source->comparing && has_others(source)) {
-        limit = wh_min(limit, WH_SOURCE_COMPARE_MS); /* All sources wait for these digests. */
+        limit = wh_min(limit, WH_SOURCE_PATIENCE_MS); /* All sources wait for these digests. */
     }
     if (works && source->state == WH_SOURCE_OFFERED && wh_liveness_is_over(&source->heard, bytes, limit)) {
         wherry_error error;
@@ -801,7 +797,7 @@ void wh_source_recall(wh_recv_source *source) {
         wh_note note = {.type = WH_CLOSE};
         source->recalled = true;
         wh_session_stop(&source->pull.session);
-        wh_note_try_send(&note, source->transport->group, source->rank, source->offer.id, wh_call_grace());
+        wh_note_try_send(&note, source->transport->group, source->rank, source->offer.id, wh_deadline_in_ms(WH_CALL_GRACE_MS));
     }
 }
 
@@ -821,7 +817,7 @@ void wh_source_end(wh_recv_source *source, wherry_status status, const wherry_er
     if (lost || offered) {
         wh_transport_forget(transport, transport->group, source->rank, lost, lost ? NULL : wh_source_lane(source));
     }
-    say_goodbye(source, status, error, wh_call_grace());
+    say_goodbye(source, status, error, wh_deadline_in_ms(WH_CALL_GRACE_MS));
 }
 
 void wh_source_destroy(wh_recv_source *source) {

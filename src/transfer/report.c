@@ -87,23 +87,6 @@ void wh_recv_progress(wh_recv *recv, bool last) {
 
 /* ---- the result of a receive ---- */
 
-static void finish_source_stats(const wh_recv_source *source, wherry_source_stats *stats) {
-    stats->rank = source->rank;
-    const wh_lane_ops *lane = wh_source_lane(source);
-    if (lane) {
-        snprintf(stats->lane, sizeof(stats->lane), "%s", lane->name);
-    }
-    /* BROKEN: the other sources were done before its reason arrived. */
-    if (source->state >= WH_SOURCE_BROKEN) {
-        stats->status = source->failure.status;
-        snprintf(stats->reason, sizeof(stats->reason), "%.*s", WHERRY_SOURCE_REASON_MAX - 1, source->failure.message);
-    } else if (source->state < WH_SOURCE_OFFERED) {
-        stats->status = WHERRY_TIMED_OUT;
-        snprintf(stats->reason, sizeof(stats->reason), "%s",
-                 source->state == WH_SOURCE_ABSENT ? "it has not joined the group" : "it has not sent");
-    }
-}
-
 void wh_recv_finish_stats(wh_recv *recv) {
     wherry_stats *stats = &recv->stats;
     const wherry_transfer_options *options = &recv->call.options;
@@ -129,7 +112,20 @@ void wh_recv_finish_stats(wh_recv *recv) {
     stats->verified = stats->checked && !recv->clear;
     stats->source_count = (uint32_t)recv->source_count;
     for (size_t i = 0; i < recv->source_count; i++) {
-        finish_source_stats(recv->sources + i, stats->sources + i);
+        const wh_recv_source *source = recv->sources + i;
+        const wh_lane_ops *lane = wh_source_lane(source);
+        wherry_source_stats *one = stats->sources + i;
+        one->rank = source->rank;
+        snprintf(one->lane, sizeof(one->lane), "%s", lane ? lane->name : "");
+        /* BROKEN: the other sources were done before its reason arrived. */
+        if (source->state >= WH_SOURCE_BROKEN) {
+            one->status = source->failure.status;
+            snprintf(one->reason, sizeof(one->reason), "%.*s", WHERRY_SOURCE_REASON_MAX - 1, source->failure.message);
+        } else if (source->state < WH_SOURCE_OFFERED) {
+            one->status = WHERRY_TIMED_OUT;
+            snprintf(one->reason, sizeof(one->reason), "%s",
+                     source->state == WH_SOURCE_ABSENT ? "it has not joined the group" : "it has not sent");
+        }
     }
     if (options->stats) {
         *options->stats = *stats;

@@ -153,10 +153,6 @@ wherry_status wh_session_start(wh_session *session, uint32_t workers, wh_move_fn
                             session->inbox, error);
 }
 
-bool wh_session_has_ended(const wh_session *session) {
-    return wh_workers_have_ended(&session->workers);
-}
-
 bool wh_session_needs_step(wh_session *session) {
     return wh_session_is_open(session) && session->in_caller && !wh_session_has_ended(session);
 }

@@ -130,7 +130,9 @@ static inline bool wh_session_is_open(const wh_session *session) {
 wherry_status wh_session_start(wh_session *session, uint32_t workers, wh_move_fn move, wherry_error *error);
 
 /** True if the work has ended, or has not begun. */
-bool wh_session_has_ended(const wh_session *session);
+static inline bool wh_session_has_ended(const wh_session *session) {
+    return wh_workers_have_ended(&session->workers);
+}
 
 /** True if the thread inside the call should call a step now, because there are chunks to move. */
 bool wh_session_needs_step(wh_session *session);

@@ -12,11 +12,6 @@
 
 #include "base/clock.h"
 
-/** The present time, for the beginning of an event; 0 without a trace. options may be NULL. */
-static inline uint64_t wh_trace_now(const wherry_transfer_options *options) {
-    return options && options->trace ? wh_clock_now() : 0;
-}
-
 /**
  * Passes an event to the callback, unless it did not begin or did not end. The thread is this one.
  */

@@ -69,13 +69,10 @@ enum {
     WH_SOURCE_EXPLAIN_MS = 300,
 
     /**
-     * recv_source: how long a source that compares digests may be silent, if there are other
-     * sources.
+     * recv_source: how long a source that compares digests may be silent, or may accept no
+     * messages, if there are other sources.
      */
-    WH_SOURCE_COMPARE_MS = 2000,
-
-    /** recv_source: how long a source may accept no messages, if there are other sources. */
-    WH_SOURCE_TELL_MS = 2000,
+    WH_SOURCE_PATIENCE_MS = 2000,
 
     /** recv_source: how long a session may take to end when all its chunks have come. */
     WH_SOURCE_END_MS = 1000,

@@ -54,11 +54,14 @@ static inline wherry_value *tensor_of(uint64_t bytes, uint64_t guard, uint8_t se
     return build_dict("w", tensor, NULL);
 }
 
+/** The options of the scenes that are opened next. */
+static wherry_transfer_options scene_options;
+
 static inline bool init_chunks(wh_chunks *chunks, const wherry_plan *plan, const wh_stop *stop,
                                const wherry_interval *intervals, size_t count) {
     wh_chunk_set wanted;
     bool ok = wh_chunk_set_init(&wanted, intervals, count) &&
-              wh_chunks_init(chunks, plan, &wanted, stop, wh_deadline_never());
+              wh_chunks_init(chunks, plan, &wanted, &scene_options, stop, wh_deadline_never());
     wh_chunk_set_destroy(&wanted);
     return ok;
 }

@@ -563,10 +563,9 @@ static void test_reports_events(void **state) {
     (void)state;
     scene s;
     events all = {.count = 0};
-    wherry_transfer_options trace = {.trace = keep_event, .trace_context = &all};
     wh_routes routes = {0};
+    scene_options = (wherry_transfer_options){.trace = keep_event, .trace_context = &all};
     scene_open(&s, NO_CHECK);
-    assert_true(wh_chunks_set_trace(&s.chunks, &trace));
     s.chunks.sources[0].rank = 7;
     s.chunks.sources[0].lane = &(wh_lane_ops){.name = "first"};
     s.chunks.sources[1].rank = 8;
@@ -595,16 +594,14 @@ static void test_reports_events(void **state) {
     expect_event(all.items + 3, 0, "second", 8);
     wh_routes_destroy(&routes);
     scene_close(&s);
+    scene_options.trace = NULL;
 }
 
 static void test_works_without_a_trace(void **state) {
     (void)state;
     scene s;
-    wherry_transfer_options silent = {.trace = NULL};
     scene_open(&s, NO_CHECK);
-    land(&s, 0, 0, NULL, NULL); /* No options were set. */
-    assert_true(wh_chunks_set_trace(&s.chunks, &silent));
-    land(&s, 0, 1, NULL, NULL);
+    land(&s, 0, 0, NULL, NULL);
     assert_null(s.chunks.opened);
     scene_close(&s);
 }
@@ -680,16 +677,15 @@ static void test_reports_failed_allocations(void **state) {
     (void)state;
     scene s;
     events all = {.count = 0};
-    wherry_transfer_options trace = {.trace = keep_event, .trace_context = &all};
     scene_open(&s, BY_LANE);
+    scene_options = (wherry_transfer_options){.trace = keep_event, .trace_context = &all};
     bool ok = false;
     for (uint64_t fail = 1; !ok; fail++) {
         counting count;
         wh_chunks chunks = {0};
         counting_begin(&count);
         count.fail = fail;
-        ok = init_chunks(&chunks, s.plan, &s.stop, &(wherry_interval){0, 4}, 1) && wh_chunks_reserve_digests(&chunks) &&
-             wh_chunks_set_trace(&chunks, &trace);
+        ok = init_chunks(&chunks, s.plan, &s.stop, &(wherry_interval){0, 4}, 1) && wh_chunks_reserve_digests(&chunks);
         wh_chunks_destroy(&chunks);
         assert_int_equal(count.held, 0);
         assert_int_equal(count.wrong, 0);
@@ -700,6 +696,7 @@ static void test_reports_failed_allocations(void **state) {
          */
         assert_true(ok == (fail > 8));
     }
+    scene_options.trace = NULL;
     scene_close(&s);
 }
 
