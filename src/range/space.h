@@ -40,6 +40,12 @@ typedef struct wh_space {
     size_t first_capacity;
 } wh_space;
 
+/** True if the chunks of two spaces have the same numbers and lengths. */
+static inline bool wh_space_is_divided_like(const wh_space *one, const wh_space *other) {
+    return one->chunk_bytes == other->chunk_bytes && one->bytes == other->bytes &&
+           one->first_chunks == other->first_chunks;
+}
+
 /** Reserves room for `count` storages with one extent each. @return false if out of memory. */
 bool wh_space_reserve(wh_space *space, size_t count);
 

@@ -47,8 +47,9 @@ static void finish(wh_chunks *chunks, uint64_t chunk, wh_chunk_state state) {
     if (chunks->opened) {
         uint64_t length = wh_prepared_chunk_length(chunks->plan->prepared, chunk);
         unsigned char owner = atomic_load(chunks->owners + place);
-        wh_trace(chunks->options, (wherry_trace_event){"chunk", chunks->sources[owner].lane->name, chunks->opened[place],
-                                                       wh_clock_now(), chunk, length, chunks->sources[owner].rank, 0});
+        wh_trace(chunks->options,
+                 (wherry_trace_event){"chunk", chunks->sources[owner].lane->name, chunks->opened[place], wh_clock_now(),
+                                      chunk, length, chunks->sources[owner].rank, 0});
     }
     wh_point("receiver closed a chunk");
 }

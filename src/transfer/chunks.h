@@ -17,8 +17,9 @@
  * 2. With verify, a chunk is good only if the digest of what landed equals the one that its source
  *    claims. If the lane carries digests, they are compared when the chunk is closed, otherwise
  *    when both the chunk and the source's DIGESTS message have come.
- * 3. A chunk for a device that comes over a lane for host memory goes through a slot (plan/staging.h).
- *    Closing it begins the copies to the device; it has landed when these have completed.
+ * 3. A chunk for a device that comes over a lane for host memory goes through a slot
+ *    (plan/staging.h). Closing it begins the copies to the device; it has landed when these have
+ *    completed.
  *
  * Threads: workers of a session call the functions of its sink. All others are for the thread
  * inside the call. It takes chunks back only while no worker of their session runs.
@@ -73,7 +74,7 @@ typedef struct wh_chunks {
     wh_delivery delivery;     /**< Delivers the chunks of devices. */
     /** May have a trace callback. */
     const wherry_transfer_options *options;
-    uint64_t *opened;         /**< By place, with trace: when the chunk was opened. */
+    uint64_t *opened; /**< By place, with trace: when the chunk was opened. */
     /** The sources, by number. Changes only while the source has no session. */
     struct {
         int32_t rank;

@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "manifest/manifest.h"
 #include "state/prepare.h"
 #include "state/tensor.h"
@@ -106,6 +107,35 @@ void wh_offer_unref(wh_offer *offer) {
     wherry_free(offer->manifest);
     wh_free(offer->addresses.bytes);
     wh_free(offer);
+}
+
+/* ---- offering ---- */
+
+void wh_offer_lanes(const wh_offer *offer, const wh_lane_list *lanes, const wh_lane_site *site, wh_note *note,
+                    wh_string *list, wherry_stats *stats) {
+    for (size_t i = 0; i < lanes->count; i++) {
+        const wh_lane_ops *lane = lanes->lanes[i];
+        wh_string text = {0};
+        wherry_error error;
+        if (wh_lane_is_skipped(lanes, lane, offer->devices != 0)) {
+            continue;
+        }
+        wherry_status status = wh_lane_check_encryption(lane, site->group, &error);
+        WH_THEN(status, lane->offer(site, &text, &error));
+        if (status == WHERRY_OK) {
+            list->failed = list->failed || text.failed;
+            wh_lanes_add(list, lane->name, text.bytes, text.size);
+            if (lane->traits & WH_LANE_ONE_SIDED) {
+                note->addresses = (wh_bytes){offer->addresses.bytes, offer->addresses.size};
+            }
+        } else {
+            wh_log(WHERRY_LOG_INFO, "the lane %s is not offered to rank %d: %s", lane->name, (int)site->peer,
+                   error.message);
+            wh_stats_skip_lane(stats, lane->name, &error);
+        }
+        wh_free(text.bytes);
+    }
+    note->lanes = (wh_bytes){list->bytes, list->size};
 }
 
 /* ---- reading ---- */

@@ -18,6 +18,7 @@
 #include "base/text.h"
 #include "lane/lane.h"
 #include "range/digest.h"
+#include "transfer/message.h"
 
 typedef struct wh_offer {
     atomic_uint references;
@@ -66,6 +67,15 @@ wh_offer *wh_offer_ref(wh_offer *offer);
 
 /** Drops a reference. offer may be NULL. */
 void wh_offer_unref(wh_offer *offer);
+
+/**
+ * Asks the lanes what to offer to a receiver, and fills the lanes of an OFFER. Fills the addresses
+ * if a lane needs them.
+ * @param list   {0}; the note borrows from it. `failed` if there is no memory.
+ * @param stats  receives the reasons of lanes that cannot be offered.
+ */
+void wh_offer_lanes(const wh_offer *offer, const wh_lane_list *lanes, const wh_lane_site *site, wh_note *note,
+                    wh_string *list, wherry_stats *stats);
 
 /**
  * Finds the memory of a chunk in the process that offers it.

@@ -118,7 +118,7 @@ wherry_status wh_push_request(wh_push *push, wh_bytes bytes, bool last, wherry_e
         status = wh_fail(error, WHERRY_MALFORMED, "rank %d requests %s", (int)push->session.site.peer,
                          count ? "chunks after the last request" : "no chunk");
     }
-    if (status == WHERRY_OK && count) { /* All chunks are in host memory, or all in device memory. */
+    if (status == WHERRY_OK && count) { /* all in host memory, or all in device memory */
         const wherry_interval *end = intervals + count - 1;
         bool first_on = wh_prepared_chunk_on_device(push->offer->prepared, intervals->first);
         bool last_on = wh_prepared_chunk_on_device(push->offer->prepared, end->first + end->count - 1);

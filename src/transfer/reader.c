@@ -21,7 +21,11 @@ enum {
 /** Indices of wh_reader.moments. */
 enum { BEGUN, ASKED, PLANNED, SHOWN, BROKEN };
 
-void wh_reader_init(wh_reader *reader, wh_call *call, const wh_offer *offer, wh_waiting_send *waiting, int32_t rank) {
+wh_reader *wh_reader_create(wh_call *call, const wh_offer *offer, wh_waiting_send *waiting, int32_t rank) {
+    wh_reader *reader = wh_alloc(sizeof(*reader));
+    if (!reader) {
+        return NULL;
+    }
     *reader = (wh_reader){.call = call, .offer = offer, .waiting = waiting, .rank = rank};
     reader->backlog = (wh_backlog){
         .group = call->transport->group,
@@ -33,6 +37,7 @@ void wh_reader_init(wh_reader *reader, wh_call *call, const wh_offer *offer, wh_
     reader->moments[BEGUN] = waiting->any ? wh_clock_now() : call->begin;
     reader->outcome.rank = rank;
     reader->outcome.stats.struct_size = sizeof(wherry_stats);
+    return reader;
 }
 
 /* ---- messages to the receiver ---- */
@@ -239,6 +244,7 @@ void wh_reader_destroy(wh_reader *reader) {
     drop_later(reader);
     wh_free(reader->times);
     wh_backlog_clear(&reader->backlog);
+    wh_free(reader);
 }
 
 /* ---- WANT and OFFER ---- */
@@ -250,35 +256,6 @@ static wh_lane_site site_of(wh_reader *reader) {
     site.channel_count = reader->lane.channel_count;
     site.shared = &reader->offer->shared;
     return site;
-}
-
-/** Fills the lanes of an OFFER, in `list`, and the addresses if a lane needs them. */
-static void offer_lanes(wh_reader *reader, wh_note *offer, wh_string *list) {
-    const wh_lane_list *lanes = &reader->call->lanes;
-    wh_lane_site site = site_of(reader);
-    for (size_t i = 0; i < lanes->count; i++) {
-        const wh_lane_ops *lane = lanes->lanes[i];
-        wh_string text = {0};
-        wherry_error error;
-        if (wh_lane_is_skipped(lanes, lane, reader->offer->devices != 0)) {
-            continue;
-        }
-        wherry_status status = wh_lane_check_encryption(lane, site.group, &error);
-        WH_THEN(status, lane->offer(&site, &text, &error));
-        if (status == WHERRY_OK) {
-            list->failed = list->failed || text.failed;
-            wh_lanes_add(list, lane->name, text.bytes, text.size);
-            if (lane->traits & WH_LANE_ONE_SIDED) {
-                offer->addresses = (wh_bytes){reader->offer->addresses.bytes, reader->offer->addresses.size};
-            }
-        } else {
-            wh_log(WHERRY_LOG_INFO, "the lane %s is not offered to rank %d: %s", lane->name, (int)reader->rank,
-                   error.message);
-            wh_stats_skip_lane(&reader->outcome.stats, lane->name, &error);
-        }
-        wh_free(text.bytes);
-    }
-    offer->lanes = (wh_bytes){list->bytes, list->size};
 }
 
 /** Sends the OFFER. Leaves out the manifest if the receiver has the same one. */
@@ -296,20 +273,12 @@ static wherry_status send_offer(wh_reader *reader, const wh_bytes *known, wherry
         .manifest = {state->manifest, same ? 0 : state->manifest_size},
     };
     if (state->summary.bytes) {
-        offer_lanes(reader, &offer, &lanes);
+        wh_lane_site site = site_of(reader);
+        wh_offer_lanes(state, &reader->call->lanes, &site, &offer, &lanes, &reader->outcome.stats);
     }
     wherry_status status = lanes.failed ? wh_fail_memory(error, "an offer") : tell(reader, &offer, error);
     wh_free(lanes.bytes);
     return status;
-}
-
-static wherry_status check_step(const wh_reader *reader, const wh_note *want, wherry_error *error) {
-    int64_t own = reader->call->options.step;
-    if (own == WHERRY_STEP_ANY || want->step == WHERRY_STEP_ANY || own == want->step) {
-        return WHERRY_OK;
-    }
-    return wh_fail(error, WHERRY_MISMATCH, "the source sends step %lld and rank %d wants step %lld", (long long)own,
-                   (int)reader->rank, (long long)want->step);
 }
 
 /** The receiver has finished with other sources. */
@@ -343,7 +312,12 @@ static void take_want(wh_reader *reader, const wh_message *message) {
     wh_liveness_note(&reader->heard);
     reader->moments[ASKED] = reader->heard.at;
     reader->moments[SHOWN] = reader->heard.at; /* A short transfer shows no progress. */
-    WH_THEN(status, check_step(reader, &want, &error));
+    int64_t own = reader->call->options.step;
+    bool same = own == WHERRY_STEP_ANY || want.step == WHERRY_STEP_ANY || own == want.step;
+    if (status == WHERRY_OK && !same) {
+        status = wh_fail(&error, WHERRY_MISMATCH, "the source sends step %lld and rank %d wants step %lld",
+                         (long long)own, (int)reader->rank, (long long)want.step);
+    }
     if (status == WHERRY_OK) {
         reader->state = WH_READER_OFFERED;
         status = send_offer(reader, &want.known, &error);

@@ -105,7 +105,8 @@ typedef struct wh_reader {
     wherry_outcome outcome;
 } wh_reader;
 
-void wh_reader_init(wh_reader *reader, wh_call *call, const wh_offer *offer, wh_waiting_send *waiting, int32_t rank);
+/** @return NULL if out of memory. */
+wh_reader *wh_reader_create(wh_call *call, const wh_offer *offer, wh_waiting_send *waiting, int32_t rank);
 
 /** Stops the threads of a reader and frees everything. */
 void wh_reader_destroy(wh_reader *reader);

@@ -407,7 +407,8 @@ static wherry_status replace_chunks(wh_recv *recv, const wh_chunk_set *kept, whe
         if (confirms && !wh_chunk_set_has(&left, chunk)) {
             wh_schedule_confirm(recv->schedule, chunk, other->scheduled);
             other->answer = 0; /* That source must confirm these chunks, too. */
-            atomic_store(recv->chunks->owners + wh_chunk_set_find(&recv->chunks->wanted, chunk), wh_source_number(other));
+            atomic_store(recv->chunks->owners + wh_chunk_set_find(&recv->chunks->wanted, chunk),
+                         wh_source_number(other));
         } else {
             wh_chunks_take_back(recv->chunks, chunk);
         }
@@ -658,8 +659,7 @@ static wherry_status finish(wh_recv *recv, wherry_error *error) {
         release_sources(recv);
         return WHERRY_OK;
     }
-    wh_transport_forget(source->transport, source->transport->group, source->rank, false,
-                        wh_source_lane(source));
+    wh_transport_forget(source->transport, source->transport->group, source->rank, false, wh_source_lane(source));
     wh_note done = {.type = WH_DONE, .epoch = source->offer.epoch, .bytes = atomic_load(&recv->chunks->moved)};
     WH_TRY(ask_to_confirm(source, &done, error));
     wh_point("receiver said done");

@@ -42,7 +42,7 @@ typedef struct wh_recv {
     size_t inbox_count;
     size_t open_inboxes; /**< Number of inboxes whose groups are not closed. */
     wh_agreement *agreed;
-    wh_chunks *chunks; /**< {0} until chunks are requested. */
+    wh_chunks *chunks;     /**< {0} until chunks are requested. */
     wh_schedule *schedule; /**< Distributes the chunks that move now. */
     /** The chunks that move now: either those of host memory or those of devices. */
     wh_chunk_set moving;
@@ -53,8 +53,8 @@ typedef struct wh_recv {
      */
     wh_stop stop;
     wh_tensor_table table; /**< See wh_recv_table. */
-    bool held;  /**< True if memory may still be written to: see wh_lane_site.held_p. */
-    bool clear; /**< True if bytes came over a lane that does not encrypt. */
+    bool held;             /**< True if memory may still be written to: see wh_lane_site.held_p. */
+    bool clear;            /**< True if bytes came over a lane that does not encrypt. */
     /** True if a source that has offered a state may be reached over a network. */
     bool remote;
     /** For logging that the call waits for sources that have not offered a state. */

@@ -179,16 +179,6 @@ wherry_status wh_recv_compare(wh_recv *recv, wherry_error *error) {
 
 /* ---- comparing the sources ---- */
 
-static wherry_status fail_different(wh_recv *recv, const wh_recv_source *one, uint64_t chunk, wherry_error *error) {
-    uint64_t place = wh_chunk_set_find(&recv->chunks->wanted, chunk);
-    const wh_recv_source *other = recv->sources + atomic_load(recv->chunks->owners + place);
-    wh_fail(error, WHERRY_MISMATCH,
-            "%s and %s have different bytes at the same step %lld; one of these states is wrong", other->name,
-            one->name, (long long)recv->call.options.step);
-    wh_recv_fail_chunk(recv, chunk, error);
-    return wh_fail_rank(error, one->rank, WHERRY_MISMATCH);
-}
-
 wherry_status wh_recv_compare_sources(wh_recv *recv, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < recv->source_count && status == WHERRY_OK && !recv->on_device; i++) {
@@ -205,7 +195,14 @@ wherry_status wh_recv_compare_sources(wh_recv *recv, wherry_error *error) {
         }
         const wh_chunk_set *different = others.total ? &others : &unknown;
         if (status == WHERRY_OK && different->total && wh_source_is_usable(one)) {
-            status = fail_different(recv, one, wh_chunk_set_at(different, 0), error);
+            uint64_t chunk = wh_chunk_set_at(different, 0);
+            uint64_t place = wh_chunk_set_find(&recv->chunks->wanted, chunk);
+            const wh_recv_source *other = recv->sources + atomic_load(recv->chunks->owners + place);
+            wh_fail(error, WHERRY_MISMATCH,
+                    "%s and %s have different bytes at the same step %lld; one of these states is wrong", other->name,
+                    one->name, (long long)recv->call.options.step);
+            wh_recv_fail_chunk(recv, chunk, error);
+            status = wh_fail_rank(error, one->rank, WHERRY_MISMATCH);
         }
         wh_chunk_set_destroy(&others);
         wh_chunk_set_destroy(&unknown);

@@ -147,10 +147,7 @@ static wherry_status compare_layouts(const wherry_prepared *first, const char *f
     const wherry_value *a = wherry_prepared_state(first);
     const wherry_value *b = wherry_prepared_state(other);
     wherry_status status = wh_layout_compare(a, first->rank, b, other->rank, &why);
-    bool same_chunks = first->space.chunk_bytes == other->space.chunk_bytes &&
-                       first->space.bytes == other->space.bytes &&
-                       first->space.first_chunks == other->space.first_chunks;
-    if (status == WHERRY_OK && !same_chunks) {
+    if (status == WHERRY_OK && !wh_space_is_divided_like(&first->space, &other->space)) {
         status = wh_fail(&why, WHERRY_MISMATCH, "their bytes are divided differently");
     }
     if (status != WHERRY_OK) {

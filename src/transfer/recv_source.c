@@ -305,16 +305,6 @@ static void note_refusal(wh_recv_source *source, const wh_lane_ops *lane, const 
     wh_stats_skip_lane(&source->recv->stats, lane->name, reason);
 }
 
-/** Checks that the source gave one address per storage. */
-static wherry_status check_addresses(const wh_recv_source *source, wherry_error *error) {
-    uint64_t storages = source->recv->agreed->plan->prepared->storage_count;
-    size_t size = source->offer.addresses.size;
-    return size == 8 * storages ? WHERRY_OK
-                                : wh_fail(error, WHERRY_MALFORMED,
-                                          "the source gave %zu bytes of addresses for %" PRIu64 " storages", size,
-                                          storages);
-}
-
 static bool decide_verify(const wh_recv_source *source, const wh_lane_ops *lane) {
     wherry_verify said = source->recv->call.options.verify;
     if (said == WHERRY_VERIFY_DEFAULT && source->offer.verify <= WHERRY_VERIFY_OFF) {
@@ -390,7 +380,12 @@ static wherry_status try_lane(wh_recv_source *source, const wh_lane_ops *lane, c
     bool may_assist = false;
     wherry_status status = WHERRY_OK;
     WH_TRY(prepare_session(source, lane, error));
-    refusal->status = lane->traits & WH_LANE_ONE_SIDED ? check_addresses(source, refusal) : WHERRY_OK;
+    size_t addresses = source->offer.addresses.size / 8;
+    size_t storages = source->recv->agreed->plan->prepared->storage_count;
+    refusal->status = WHERRY_OK;
+    if (lane->traits & WH_LANE_ONE_SIDED && source->offer.addresses.size != 8 * storages) {
+        wh_fail(refusal, WHERRY_MALFORMED, "the source gave %zu addresses for %zu storages", addresses, storages);
+    }
     WH_THEN(refusal->status,
             lane->probe(&session->site, offered->bytes, offered->size, request, &may_assist, &session->end, refusal));
     if (refusal->status != WHERRY_OK && may_assist) {
@@ -466,19 +461,15 @@ static wherry_status pull_all(wh_session *session, uint32_t worker, uint32_t wai
     return session->lane->pull(session->end, worker, &sink, error);
 }
 
-/** True if starting threads costs more than it saves. */
-static bool is_quick(const wh_recv_source *source, uint64_t bytes) {
-    uint32_t traits = source->pull.session.lane->traits;
-    uint64_t runs = source->recv->agreed->summary.copies + 1;
-    return (traits & WH_LANE_ONE_SIDED && bytes <= ALONE_BYTES) ||
-           (traits & WH_LANE_DEVICE && bytes <= QUICK_BYTES && bytes / runs >= QUICK_RUN);
-}
-
 /** Starts to pull, in threads or in this thread. */
 static wherry_status start(wh_recv_source *source, uint64_t chunks, uint64_t bytes, bool last, wherry_error *error) {
     wh_session *session = &source->pull.session;
     wh_recv *recv = source->recv;
-    bool quick = last && is_quick(source, bytes);
+    uint32_t traits = session->lane->traits;
+    uint64_t runs = recv->agreed->summary.copies + 1;
+    /* Starting threads costs more than it saves. */
+    bool quick = last && ((traits & WH_LANE_ONE_SIDED && bytes <= ALONE_BYTES) ||
+                          (traits & WH_LANE_DEVICE && bytes <= QUICK_BYTES && bytes / runs >= QUICK_RUN));
     wh_liveness_note(&source->heard);
     recv->stats.workers = 1;
     if (quick || wh_lane_runs_in_caller(session->lane, session->site.group)) {
@@ -492,7 +483,7 @@ static wherry_status start(wh_recv_source *source, uint64_t chunks, uint64_t byt
     wh_call_set_stop(&recv->call, &recv->stop);
     wh_stop_set_question(&session->stop, NULL, NULL);
     uint64_t workers = wh_min(session->end->workers, WH_WORKERS_MAX);
-    workers = session->lane->traits & WH_LANE_ONE_SIDED && last ? wh_min(workers, chunks) : workers;
+    workers = traits & WH_LANE_ONE_SIDED && last ? wh_min(workers, chunks) : workers;
     recv->stats.workers = (uint32_t)workers;
     return wh_session_start(session, (uint32_t)workers, pull_all, error);
 }
@@ -670,7 +661,7 @@ static wherry_status look_at_end(wh_recv_source *source, wherry_error *error) {
     if (recv->source_count == 1) { /* No worker runs, so this thread may call the interrupt. */
         wh_stop_set_question(&recv->stop, wh_call_is_cancelled, &recv->call);
     }
-    WH_THEN(status, wh_delivery_settle(&recv->chunks->delivery, &why)); /* All are on their devices then. */
+    WH_THEN(status, wh_delivery_settle(&recv->chunks->delivery, &why));
     wh_stop_set_question(&recv->stop, NULL, NULL);
     collect(source);
     if (source->answer == WH_REFUSE_LANE) {
@@ -797,7 +788,8 @@ void wh_source_recall(wh_recv_source *source) {
         wh_note note = {.type = WH_CLOSE};
         source->recalled = true;
         wh_session_stop(&source->pull.session);
-        wh_note_try_send(&note, source->transport->group, source->rank, source->offer.id, wh_deadline_in_ms(WH_CALL_GRACE_MS));
+        wh_note_try_send(&note, source->transport->group, source->rank, source->offer.id,
+                         wh_deadline_in_ms(WH_CALL_GRACE_MS));
     }
 }
 

@@ -230,13 +230,6 @@ static void remove_send(wherry_transport *transport, wh_waiting_send *send) {
     pthread_mutex_unlock(&transport->lock);
 }
 
-/** Later questions go to other sends. Those in its inbox are still read. */
-static void close_send(wherry_transport *transport, wh_waiting_send *send) {
-    pthread_mutex_lock(&transport->lock);
-    send->closed = true;
-    pthread_mutex_unlock(&transport->lock);
-}
-
 void wh_transport_unpair(wherry_transport *transport, wh_waiting_send *send, int32_t rank, bool again) {
     pthread_mutex_lock(&transport->lock);
     find_rank(send, rank)->nonce = again ? 0 : UNPAIRED;
@@ -294,17 +287,6 @@ const char *wherry_transport_lane(const wherry_transport *transport, size_t inde
     return transport && index < transport->lane_count ? transport->lanes[index]->name : NULL;
 }
 
-/** True if a question of the rank is among the first `count`. */
-static bool is_asking(const wherry_transport *transport, size_t count, int32_t rank) {
-    for (size_t i = 0; i < count; i++) {
-        const wh_asking *one = transport->asking + i;
-        if (one->message.rank == rank && !one->finished && is_present(transport, one)) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static int compare_ranks(const void *one, const void *other) {
     int32_t a = *(const int32_t *)one;
     int32_t b = *(const int32_t *)other;
@@ -315,12 +297,15 @@ size_t wherry_transport_waiting(wherry_transport *transport, int32_t *ranks, siz
     size_t count = 0;
     pthread_mutex_lock(&transport->lock);
     for (size_t i = 0; i < transport->asking_count; i++) {
-        int32_t rank = transport->asking[i].message.rank;
-        bool asks = is_asking(transport, i + 1, rank) && !is_asking(transport, i, rank);
-        if (asks && count < capacity) {
-            ranks[count] = rank;
+        const wh_asking *one = transport->asking + i;
+        bool counts = !one->finished && is_present(transport, one);
+        for (const wh_asking *older = transport->asking; older < one && counts; older++) {
+            counts = older->message.rank != one->message.rank || older->finished || !is_present(transport, older);
         }
-        count += asks;
+        if (counts && count < capacity) {
+            ranks[count] = one->message.rank;
+        }
+        count += counts;
     }
     pthread_mutex_unlock(&transport->lock);
     if (count && capacity) {
@@ -367,12 +352,11 @@ static wherry_status prepare(send_call *send, const wherry_value *state, wherry_
 
 /** @return NULL if out of memory. */
 static wh_reader *add_reader(send_call *send, int32_t rank, double prepare_seconds) {
-    wh_reader *one = wh_alloc(sizeof(*one));
-    if (!one || !WH_GROW(send->readers, send->capacity, send->count)) {
-        wh_free(one);
+    bool room = WH_GROW(send->readers, send->capacity, send->count);
+    wh_reader *one = room ? wh_reader_create(&send->call, send->offer, &send->waiting, rank) : NULL;
+    if (!one) {
         return NULL;
     }
-    wh_reader_init(one, &send->call, send->offer, &send->waiting, rank);
     one->outcome.stats.prepare_seconds = prepare_seconds;
     send->readers[send->count++] = one;
     wh_group_watch(send->call.transport->group, rank);
@@ -500,11 +484,6 @@ static void report(send_call *send, const wh_reader *reader) {
     }
 }
 
-static void free_reader(wh_reader *reader) {
-    wh_reader_destroy(reader);
-    wh_free(reader);
-}
-
 /** While any rank is served: reports readers that have ended. Their ranks may ask again. */
 static void drop_ended(send_call *send) {
     size_t kept = 0;
@@ -516,7 +495,7 @@ static void drop_ended(send_call *send) {
             wh_transport_unpair(send->call.transport, &send->waiting, one->rank, true);
         }
         if (one->state == WH_READER_ENDED || withdrawn) {
-            free_reader(one);
+            wh_reader_destroy(one);
         } else {
             send->readers[kept++] = one;
         }
@@ -548,7 +527,10 @@ static wherry_status serve(send_call *send, wherry_error *error) {
         if (send->waiting.any) {
             drop_ended(send);
             if (wherry_cancel_requested(send->withdraw)) {
-                close_send(transport, &send->waiting);
+                /* Later questions go to other sends. Those in its inbox are still read. */
+                pthread_mutex_lock(&transport->lock);
+                send->waiting.closed = true;
+                pthread_mutex_unlock(&transport->lock);
             }
         }
         census all = count_readers(send);
@@ -607,7 +589,7 @@ static wherry_status run(send_call *send, wherry_error *error) {
 
 static void destroy(send_call *send) {
     for (size_t i = 0; i < send->count; i++) {
-        free_reader(send->readers[i]);
+        wh_reader_destroy(send->readers[i]);
     }
     wh_inbox_close(send->inbox);
     wh_free(send->waiting.ranks);

@@ -43,7 +43,7 @@ typedef struct wh_request_queue {
     wh_request *requests;
     size_t count;
     size_t capacity;
-    size_t current; /**< The request whose chunks are being handed out. */
+    size_t current;   /**< The request whose chunks are being handed out. */
     atomic_bool last; /**< True if no request follows. Any thread may read it. */
 } wh_request_queue;
 

@@ -149,9 +149,8 @@ static void *work(void *context) {
     sink.again_p = feed.again_p = steps ? &again : NULL;
     for (own->status = WHERRY_OK; own->status == WHERRY_OK && again;) {
         again = false;
-        own->status = own->side == &own->trial->receiver
-                          ? ops->pull(own->side->end, own->number, &sink, &own->error)
-                          : ops->push(own->side->end, own->number, &feed, &own->error);
+        own->status = own->side == &own->trial->receiver ? ops->pull(own->side->end, own->number, &sink, &own->error)
+                                                         : ops->push(own->side->end, own->number, &feed, &own->error);
     }
     if (own->status != WHERRY_OK) {
         wh_stop_request(&own->side->stop);

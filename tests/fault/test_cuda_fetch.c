@@ -4,9 +4,9 @@
  */
 #include <stdio.h>
 
+#include "plan/staging.h"
 #include "support/device_memory.h"
 #include "support/fake_driver.h"
-#include "plan/staging.h"
 #include "transfer/offer.h"
 
 enum { UNKNOWN = 999, BYTES = 9 << 20, CALLS = 40 };

@@ -177,8 +177,7 @@ static inline wherry_status step_with(scene *s, bool source, const wh_feed *feed
     bool again = false;
     own_feed.wait_ms = own_sink.wait_ms = wait_ms;
     own_feed.again_p = own_sink.again_p = &again;
-    wherry_status status =
-        source ? lane->push(s->end, 0, &own_feed, &error) : lane->pull(s->end, 0, &own_sink, &error);
+    wherry_status status = source ? lane->push(s->end, 0, &own_feed, &error) : lane->pull(s->end, 0, &own_sink, &error);
     *done_p = status == WHERRY_OK && !again;
     return status;
 }

@@ -510,7 +510,8 @@ static wherry_status end_some(wh_blocks_end *own, const side *s, uint32_t wait_m
     return status;
 }
 
-static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_ms, bool *again_p, wherry_error *error) {
+static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_ms, bool *again_p,
+                               wherry_error *error) {
     wherry_status status = WHERRY_OK;
     if (!own->begun) {
         own->begun = true;
