@@ -672,7 +672,9 @@ def plain_body():
 
 
 def test_without_torch(tmp_path):
-    with launch.job(3, {"WHERRY_RENDEZVOUS": f"127.0.0.1:{launch.free_port()}"}, store=False) as job:
+    with launch.job(
+        3, {"WHERRY_RENDEZVOUS": f"127.0.0.1:{launch.free_port()}"}, store=False
+    ) as job:
         assert job.run(plain_body, spawn=True) == [[False, "numpy"]] * 3
 
 

@@ -371,5 +371,6 @@ def make_sharded(node: Sharded, dtype: torch.dtype, rank: int | None) -> Any:
 
 
 def _local_shard(tensor: Any, box: Box, rank: int | None) -> Any:
-    here = box._replace(rank=box.rank if rank is None else rank, device=str(tensor.device))
-    return _private.Shard(tensor, _make_box(here))
+    here = box.rank if rank is None else rank
+    made = _make_box(Box(box.offsets, box.sizes, here, str(tensor.device)))
+    return _private.Shard(tensor, made)
