@@ -94,6 +94,7 @@ def replica(number, life, lighthouse, at, last, results, asynchronous):
         optimizer.zero_grad()  # starts the quorum, and with it a heal
         loss = training.loss(manager.current_step())
         loss.backward()
+        manager.wait_quorum()
         step, participating = manager.current_step(), manager.is_participating()
         # Not by torchft's DistributedDataParallel, which ends the program if an all-reduce fails.
         for one in training.model.parameters():
