@@ -434,18 +434,6 @@ static void test_idle_connections_are_closed(void **state) {
     close_world(groups);
 }
 
-/** A rank that sends and receives while its connections are closed because they are not used. */
-typedef struct chatter {
-    wh_group *group;
-    pthread_barrier_t *turn;
-    pthread_t thread;
-    unsigned seed;
-    wherry_status status;
-    wherry_error error;
-} chatter;
-
-enum { ROUNDS = 500, PAUSE_US = 400 };
-
 /** Makes all connections look as if no message had used them for long. */
 static void age_connections(wh_group *group) {
     wh_sockets *sockets = (wh_sockets *)group;
@@ -455,59 +443,6 @@ static void age_connections(wh_group *group) {
     }
     pthread_mutex_unlock(&sockets->lock);
     wh_sockets_wake(sockets);
-}
-
-static void *chat(void *context) {
-    chatter *own = context;
-    int32_t other = 1 - own->group->rank;
-    for (uint32_t i = 0; i < ROUNDS; i++) {
-        wh_message message = {.channel = WH_NO_SOCKET};
-        pthread_barrier_wait(own->turn);
-        age_connections(own->group);
-        usleep((useconds_t)(rand_r(&own->seed) % PAUSE_US));
-        if (own->status == WHERRY_OK) {
-            own->status = wh_group_send(own->group, other, TAG, &i, sizeof(i), wh_deadline_in_ms(SOON_MS), &own->error);
-        }
-        if (own->status == WHERRY_OK) {
-            own->status = wh_group_receive(own->group, other, TAG, wh_deadline_in_ms(SOON_MS), &message, &own->error);
-            if (own->status == WHERRY_OK && memcmp(message.bytes, &i, sizeof(i)) != 0) {
-                own->status = WHERRY_INTERNAL;
-            }
-            wh_message_clear(&message);
-        }
-    }
-    return NULL;
-}
-
-/**
- * Both ranks send at the moment at which the connection is closed as idle, from one side or both.
- * No message and no rank is lost.
- */
-static void test_messages_meet_the_end_of_an_idle_connection(void **state) {
-    wh_group *groups[RANKS];
-    chatter both[RANKS];
-    pthread_barrier_t turn;
-    open_world(*state, groups);
-    wh_sockets *first = (wh_sockets *)groups[0];
-    uint64_t before = first->numbers;
-    assert_int_equal(pthread_barrier_init(&turn, NULL, RANKS), 0);
-    for (int32_t i = 0; i < RANKS; i++) {
-        both[i] = (chatter){.group = groups[i], .turn = &turn, .seed = (unsigned)(i + 1)};
-        assert_int_equal(pthread_create(&both[i].thread, NULL, chat, both + i), 0);
-    }
-    for (int32_t i = 0; i < RANKS; i++) {
-        pthread_join(both[i].thread, NULL);
-    }
-    for (int32_t i = 0; i < RANKS; i++) {
-        if (both[i].status != WHERRY_OK) {
-            print_error("rank %d: %s\n", (int)i, both[i].error.message);
-        }
-        must(both[i].status);
-    }
-    /* Connections were closed and made again. */
-    assert_true(first->numbers - before > ROUNDS / 100);
-    pthread_barrier_destroy(&turn);
-    close_world(groups);
 }
 
 static void *await_message(void *context) {
@@ -603,8 +538,6 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_one_of_two_connections_may_end, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_lost_news_is_found, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_idle_connections_are_closed, wh_test_open_near, wh_test_close),
-        cmocka_unit_test_setup_teardown(test_messages_meet_the_end_of_an_idle_connection, wh_test_open_near,
-                                        wh_test_close),
         cmocka_unit_test_setup_teardown(test_a_wait_begins_while_an_idle_connection_ends, wh_test_open_near,
                                         wh_test_close),
         cmocka_unit_test_setup_teardown(test_works_without_free_descriptors, wh_test_open_near, wh_test_close),
