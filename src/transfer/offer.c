@@ -1,7 +1,5 @@
 #include "transfer/offer.h"
 
-#include <string.h>
-
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/error.h"

@@ -1,9 +1,7 @@
 #include "transfer/recv.h"
 
 #include <assert.h>
-#include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -12,7 +10,6 @@
 #include "base/point.h"
 #include "plan/plan.h"
 #include "state/prepare.h"
-#include "state/tensor.h"
 #include "transfer/transfer_timing.h"
 
 /**

@@ -1,7 +1,5 @@
 #include "transfer/recv_plan.h"
 
-#include <string.h>
-
 #include <wherry/expert.h>
 
 #include "base/error.h"

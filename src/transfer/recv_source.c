@@ -200,12 +200,13 @@ static wherry_status take_note(wh_recv_source *source, const wh_note *note, wher
         }
         return WHERRY_OK;
     case WH_REFUSE_LANE:
-        if (source->answer == WH_CONFIRM && note->session == source->sessions && source->recv->source_count == 1) {
+        if (note->session != source->sessions) {
+            return WHERRY_OK;
+        }
+        if (source->answer == WH_CONFIRM && source->recv->source_count == 1) {
             return wh_fail(error, WHERRY_MALFORMED, "%s refused a lane after all bytes had come", source->name);
         }
-        if (note->session == source->sessions) {
-            take_answer(source, note);
-        }
+        take_answer(source, note);
         return WHERRY_OK;
     case WH_ASSISTED:
         take_answer(source, note);

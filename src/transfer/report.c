@@ -2,15 +2,12 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/checked.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "plan/tensor_table.h"
-#include "state/tensor.h"
 #include "transfer/transfer_timing.h"
 
 /* ---- progress of a receive ---- */

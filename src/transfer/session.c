@@ -3,7 +3,6 @@
 #include <time.h>
 
 #include "base/alloc.h"
-#include "base/checked.h"
 #include "base/error.h"
 #include "lane/lane_timing.h"
 #include "transfer/transfer_timing.h"
