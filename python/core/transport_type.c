@@ -64,7 +64,9 @@ static bool is_open(const wpy_transport *self) {
     return self->group && wpy_group_get((PyObject *)self->group);
 }
 
-/** Reads a list of ranks, which check_ranks() has checked, into a new array. Free it with free(). */
+/**
+ * Reads a list of ranks, which check_ranks() has checked, into a new array. Free it with free().
+ */
 static int32_t *read_ranks(PyObject *list, size_t *count_p) {
     *count_p = (size_t)PyList_Size(list);
     int32_t *ranks = malloc((*count_p + 1) * sizeof(*ranks));
