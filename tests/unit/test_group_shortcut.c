@@ -14,6 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/error.h"
 #include "group/mailbox.h"
 #include "group/sockets/internal.h"
 #include "support/asleep.h"
@@ -495,6 +496,70 @@ static void test_a_wait_begins_while_an_idle_connection_ends(void **state) {
     wh_group_destroy(groups[0]);
 }
 
+/** A rank that sends and receives while its connections are closed because they are not used. */
+typedef struct chatter {
+    wh_group *group;
+    pthread_barrier_t *turn;
+    pthread_t thread;
+    unsigned seed;
+    wherry_status status;
+    wherry_error error;
+} chatter;
+
+enum { ROUNDS = 800, PAUSE_US = 400 };
+
+static void *chat(void *context) {
+    chatter *own = context;
+    int32_t other = 1 - own->group->rank;
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        wh_message message = {.channel = WH_NO_SOCKET};
+        pthread_barrier_wait(own->turn);
+        age_connections(own->group);
+        usleep((useconds_t)(rand_r(&own->seed) % PAUSE_US));
+        if (own->status == WHERRY_OK) {
+            own->status = wh_group_send(own->group, other, TAG, &i, sizeof(i), wh_deadline_in_ms(SOON_MS), &own->error);
+        }
+        if (own->status == WHERRY_OK) {
+            own->status = wh_group_receive(own->group, other, TAG, wh_deadline_in_ms(SOON_MS), &message, &own->error);
+            if (own->status == WHERRY_OK && memcmp(message.bytes, &i, sizeof(i)) != 0) {
+                own->status = wh_fail(&own->error, WHERRY_INTERNAL, "another message than the one of this round");
+            }
+            wh_message_clear(&message);
+        }
+    }
+    return NULL;
+}
+
+/**
+ * Both ranks send at the moment at which the connection is closed as idle, from one side or both.
+ * No message and no rank is lost, and no call waits for a connection that nobody makes.
+ */
+static void test_messages_meet_the_end_of_an_idle_connection(void **state) {
+    wh_group *groups[RANKS];
+    chatter both[RANKS];
+    pthread_barrier_t turn;
+    size_t failed = 0;
+    open_world(*state, groups);
+    uint64_t before = ((wh_sockets *)groups[0])->numbers;
+    assert_int_equal(pthread_barrier_init(&turn, NULL, RANKS), 0);
+    for (int32_t i = 0; i < RANKS; i++) {
+        both[i] = (chatter){.group = groups[i], .turn = &turn, .seed = (unsigned)(i + 1)};
+        assert_int_equal(pthread_create(&both[i].thread, NULL, chat, both + i), 0);
+    }
+    for (int32_t i = 0; i < RANKS; i++) {
+        pthread_join(both[i].thread, NULL);
+        if (both[i].status != WHERRY_OK) {
+            print_error("rank %d: %s\n", (int)i, both[i].error.message);
+            failed++;
+        }
+    }
+    assert_int_equal(failed, 0);
+    /* Connections were closed and made again. */
+    assert_true(((wh_sockets *)groups[0])->numbers > before);
+    pthread_barrier_destroy(&turn);
+    close_world(groups);
+}
+
 /** Without a free descriptor for the Unix socket, the existing connection is used. */
 static void test_works_without_free_descriptors(void **state) {
     wh_group *groups[RANKS];
@@ -539,6 +604,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_lost_news_is_found, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_idle_connections_are_closed, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_a_wait_begins_while_an_idle_connection_ends, wh_test_open_near,
+                                        wh_test_close),
+        cmocka_unit_test_setup_teardown(test_messages_meet_the_end_of_an_idle_connection, wh_test_open_near,
                                         wh_test_close),
         cmocka_unit_test_setup_teardown(test_works_without_free_descriptors, wh_test_open_near, wh_test_close),
     };

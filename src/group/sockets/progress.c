@@ -451,15 +451,21 @@ static bool is_dialled(const wh_sockets *sockets, int32_t rank) {
 }
 
 /**
- * Uses a connection that was not used for messages because a better one was expected, which failed.
+ * Uses a connection that is there but is not used for messages. After two ranks have dialled each
+ * other at once, there are two connections, and the other one may have ended as idle.
+ * @param any  also a connection that does not carry messages if there is a better one.
  * @return false if there is none.
  */
-static bool use_another(wh_sockets *sockets, int32_t rank, uint64_t incarnation) {
+static bool use_another(wh_sockets *sockets, int32_t rank, bool any) {
     wh_member *member = sockets->members + rank;
-    member->connection = find_up(sockets, rank, incarnation);
-    if (member->connection) {
-        member->wanted = false;
-        pthread_cond_broadcast(&sockets->changed);
+    for (wh_connection *one = sockets->connections; one && !member->connection; one = one->next) {
+        bool usable = wh_connection_is_up(one) && !one->data && !one->doomed && !one->parting && one->rank == rank &&
+                      one->incarnation == member->incarnation;
+        if (usable && (any || is_for_messages(sockets, one))) {
+            member->connection = one;
+            member->wanted = false;
+            pthread_cond_broadcast(&sockets->changed);
+        }
     }
     return member->connection != NULL;
 }
@@ -468,7 +474,8 @@ static bool use_another(wh_sockets *sockets, int32_t rank, uint64_t incarnation)
 static void serve_wanted(wh_sockets *sockets) {
     for (int32_t rank = 0; rank < sockets->base.size; rank++) {
         wh_member *member = sockets->members + rank;
-        if (!member->wanted || member->connection || !member->incarnation || is_dialled(sockets, rank)) {
+        if (!member->wanted || member->connection || !member->incarnation || use_another(sockets, rank, false) ||
+            is_dialled(sockets, rank)) {
             continue;
         }
         int fd = sockets->security.serves ? -1 : wh_sockets_dial(sockets, member->place);
@@ -478,7 +485,7 @@ static void serve_wanted(wh_sockets *sockets) {
         if (fd < 0) {
             const char *reason =
                 sockets->security.serves ? "a server does not connect to its readers" : strerror(errno);
-            if (!use_another(sockets, rank, member->incarnation)) {
+            if (!use_another(sockets, rank, true)) {
                 note_failure(sockets, rank, member->incarnation, reason);
             }
             continue;
