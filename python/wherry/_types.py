@@ -331,8 +331,11 @@ def dict_encoder(cls: type) -> Encoder:
 
 def _dict_decoder(base: Any) -> DecoderMaker:
     def make(arguments: dict[str, Any]) -> Decoder:
-        check_arguments(arguments, "class", "factory", "attributes")
-        cls = find_class(arguments, base, base.__name__) if "class" in arguments else base
+        allowed = ("factory", "attributes")
+        check_arguments(arguments, "class", *allowed)
+        cls = base
+        if "class" in arguments:
+            cls = find_class(arguments, base, base.__name__, *allowed)
         named = arguments.get("factory")
         factory = None if named is None else FACTORIES[named]
         if factory is not None and base is not defaultdict:

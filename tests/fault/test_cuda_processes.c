@@ -42,9 +42,12 @@ static void check(job_rank *self, const wherry_storage *storage, uint8_t seed) {
     wherry_error error;
     uint64_t nbytes = wherry_storage_nbytes(storage);
     uint8_t *bytes = malloc(nbytes);
-    job_must(self,
-             wh_cuda_read(wherry_storage_device(storage).index, bytes, wherry_storage_data(storage), nbytes, &error),
-             error);
+    wherry_device place = wherry_storage_device(storage);
+    if (place.kind == WHERRY_DEVICE_CPU) {
+        memcpy(bytes, wherry_storage_data(storage), nbytes);
+    } else {
+        job_must(self, wh_cuda_read(place.index, bytes, wherry_storage_data(storage), nbytes, &error), error);
+    }
     for (uint64_t i = 0; i < nbytes; i++) {
         job_check(self, bytes[i] == (uint8_t)(seed + 7 * i + (i >> 13)), "byte %llu is wrong", (unsigned long long)i);
     }
