@@ -484,7 +484,11 @@ def test_a_member_that_is_led_to_itself(stations):
 @pytest.mark.parametrize("stations", ["control", "all"], indirect=True)
 def test_cut_anywhere(stations, number, way, reset):
     """The connection is cut at each record, and at some bytes within records. No call waits for its
-    deadline."""
+    deadline.
+
+    One case is not a fault: if the connection ends between two calls of a rank, that rank's next
+    call waits for the other one, whose call has ended with the loss. This is rare, so a place at
+    which a call has waited is tried again."""
     (stream,) = [
         one[number][way] for one in stations.try_each(lambda station, _: streams(station), [0])
     ]
@@ -500,10 +504,15 @@ def test_cut_anywhere(stations, number, way, reset):
         finally:
             station.seconds = SECONDS
 
-    for result, seconds in stations.try_each(trial, sorted(some)):
-        record.add(stations.mode, NAMES[number], "all", "reset" if reset else "cut", result)
-        assert result != ALTERED
-        assert seconds < 4 * SECONDS, result
+    places = sorted(some)
+    for _ in range(3):
+        results = stations.try_each(trial, places)
+        for result, _ in results:
+            record.add(stations.mode, NAMES[number], "all", "reset" if reset else "cut", result)
+            assert result != ALTERED
+        waited = {at: result for at, (result, took) in zip(places, results) if took > 4 * SECONDS}
+        places = sorted(waited)
+    assert not waited
     for result in stations.try_each(lambda station, _: station.trial(), range(STATIONS)):
         assert result == INTACT, "rank 0 goes on"
 
