@@ -228,7 +228,7 @@ static uint64_t chunk_of_the_other(const scene *s) {
 
 /** Lies in answer to a PLAN or a REQUEST. */
 static void tell_lie(scene *s, lie what) {
-    static uint8_t digests[WHERRY_DIGEST_BYTES];
+    static uint8_t digests[2 * WHERRY_DIGEST_BYTES]; /* of two chunks */
     uint64_t any = note_request(s);
     switch (what) {
     case WRONG_DIGESTS:
@@ -272,7 +272,7 @@ static void tell_lie(scene *s, lie what) {
         script_say(&s->peer, &(wh_note){.type = WH_REVOKED, .epoch = 77, .status = WHERRY_CANCELLED});
         break;
     case DIGESTS_OUTSIDE:
-        script_say(&s->peer, &(wh_note){.type = WH_DIGESTS, .first = CHUNKS - 1, .digests = {digests, 32}});
+        script_say(&s->peer, &(wh_note){.type = WH_DIGESTS, .first = CHUNKS - 1, .digests = {digests, sizeof(digests)}});
         break;
     case A_MESSAGE_OF_A_RECEIVER:
         script_say(&s->peer, &(wh_note){.type = WH_DONE, .epoch = 77});

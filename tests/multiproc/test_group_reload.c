@@ -31,7 +31,8 @@ static void write_secrets(const char *text) {
     assert_non_null(file);
     fputs(text, file);
     fclose(file);
-    struct timespec times[2] = {{.tv_sec = ++second}, {.tv_sec = second}};
+    second++;
+    struct timespec times[2] = {{.tv_sec = second}, {.tv_sec = second}};
     assert_int_equal(utimensat(AT_FDCWD, part, times, 0) || chmod(part, 0600) || rename(part, path), 0);
 }
 

@@ -20,6 +20,19 @@
 #define WH_STATES_HALTED "TtZX"
 #define WH_STATES_ASLEEP "S" WH_STATES_HALTED
 
+/** The CPU time of a thread, in clock ticks. @param name_end  points into its stat line. */
+static inline unsigned long wh_ticks_of(const char *name_end) {
+    enum { USER = 14, KERNEL = 15 };
+    unsigned long ticks = 0;
+    const char *at = name_end + 1; /* Field 3 follows. */
+    for (int field = 3; at && field <= KERNEL; field++) {
+        at += *at == ' ';
+        ticks += field >= USER ? strtoul(at, NULL, 10) : 0;
+        at = strchr(at, ' ');
+    }
+    return ticks;
+}
+
 /**
  * True if each thread of a process has ended or has one of these states. Ignores the caller.
  * @param ticks_p  receives the CPU time of these threads, in clock ticks; may be NULL.
@@ -32,8 +45,6 @@ static inline bool wh_threads_are(pid_t process, const char *states, unsigned lo
     DIR *tasks = opendir(path);
     for (struct dirent *one; tasks && (one = readdir(tasks));) {
         char line[512] = "";
-        unsigned long user = 0;
-        unsigned long kernel = 0;
         if (one->d_name[0] == '.' || strtol(one->d_name, NULL, 10) == syscall(SYS_gettid)) {
             continue;
         }
@@ -45,11 +56,7 @@ static inline bool wh_threads_are(pid_t process, const char *states, unsigned lo
         const char *name_end = fgets(line, sizeof(line), file) ? strrchr(line, ')') : NULL;
         fclose(file);
         all = all && name_end && strchr(states, name_end[2]);
-        /* The state is field 3; user and kernel are fields 14 and 15. */
-        if (name_end &&
-            sscanf(name_end + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &kernel) == 2) {
-            ticks += user + kernel;
-        }
+        ticks += name_end ? wh_ticks_of(name_end) : 0;
     }
     if (tasks) {
         closedir(tasks);

@@ -169,11 +169,11 @@ static inline void scene_end(scene *s) {
     wh_stop_destroy(&s->stop);
 }
 
-/** Does one step with any feed and sink. */
+/** Does one step with any feed, or with any sink. The other one may be NULL. */
 static inline wherry_status step_with(scene *s, bool source, const wh_feed *feed, const wh_sink *sink, uint32_t wait_ms,
                                       bool *done_p) {
-    wh_feed own_feed = *feed;
-    wh_sink own_sink = *sink;
+    wh_feed own_feed = source ? *feed : (wh_feed){0};
+    wh_sink own_sink = source ? (wh_sink){0} : *sink;
     bool again = false;
     own_feed.wait_ms = own_sink.wait_ms = wait_ms;
     own_feed.again_p = own_sink.again_p = &again;

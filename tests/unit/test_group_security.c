@@ -29,10 +29,10 @@ static void test_tickets_come_in_any_order(void **state) {
     bool used[COUNT + SPREAD] = {false};
     uint64_t highest = 0;
     wh_tickets tickets = {0};
-    srand(1);
+    uint64_t seed = 1;
     for (uint64_t i = 1; i < COUNT; i++) {
         for (int times = 0; times < 4; times++) {
-            uint64_t number = i + (uint64_t)rand() % SPREAD;
+            uint64_t number = i + next_random(&seed) % SPREAD;
             bool good = !used[number] && number + WH_TICKETS > highest;
             assert_int_equal(wh_tickets_use(&tickets, WHO, number), good);
             used[number] = true;

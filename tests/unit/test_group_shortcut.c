@@ -501,7 +501,7 @@ typedef struct chatter {
     wh_group *group;
     pthread_barrier_t *turn;
     pthread_t thread;
-    unsigned seed;
+    uint64_t seed;
     wherry_status status;
     wherry_error error;
 } chatter;
@@ -515,7 +515,7 @@ static void *chat(void *context) {
         wh_message message = {.channel = WH_NO_SOCKET};
         pthread_barrier_wait(own->turn);
         age_connections(own->group);
-        usleep((useconds_t)(rand_r(&own->seed) % PAUSE_US));
+        usleep((useconds_t)(next_random(&own->seed) % PAUSE_US));
         if (own->status == WHERRY_OK) {
             own->status = wh_group_send(own->group, other, TAG, &i, sizeof(i), wh_deadline_in_ms(SOON_MS), &own->error);
         }
@@ -543,7 +543,7 @@ static void test_messages_meet_the_end_of_an_idle_connection(void **state) {
     uint64_t before = ((wh_sockets *)groups[0])->numbers;
     assert_int_equal(pthread_barrier_init(&turn, NULL, RANKS), 0);
     for (int32_t i = 0; i < RANKS; i++) {
-        both[i] = (chatter){.group = groups[i], .turn = &turn, .seed = (unsigned)(i + 1)};
+        both[i] = (chatter){.group = groups[i], .turn = &turn, .seed = (uint64_t)i + 1};
         assert_int_equal(pthread_create(&both[i].thread, NULL, chat, both + i), 0);
     }
     for (int32_t i = 0; i < RANKS; i++) {
