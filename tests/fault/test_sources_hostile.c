@@ -272,7 +272,8 @@ static void tell_lie(scene *s, lie what) {
         script_say(&s->peer, &(wh_note){.type = WH_REVOKED, .epoch = 77, .status = WHERRY_CANCELLED});
         break;
     case DIGESTS_OUTSIDE:
-        script_say(&s->peer, &(wh_note){.type = WH_DIGESTS, .first = CHUNKS - 1, .digests = {digests, sizeof(digests)}});
+        script_say(&s->peer,
+                   &(wh_note){.type = WH_DIGESTS, .first = CHUNKS - 1, .digests = {digests, sizeof(digests)}});
         break;
     case A_MESSAGE_OF_A_RECEIVER:
         script_say(&s->peer, &(wh_note){.type = WH_DONE, .epoch = 77});
