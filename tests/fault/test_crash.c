@@ -411,15 +411,6 @@ int main(int count, char **arguments) {
     };
     if (count > 1) {
         named = arguments[1];
-        if (JOB_ADDRESS_SANITIZER) {
-            /*
-             * test_stop_named is left out: in it, a source over UCX often notices a stopped
-             * receiver only by no_progress_ms, not by the heartbeat. The cause is not known.
-             */
-            const struct CMUnitTest some[] = {cmocka_unit_test(test_kill_named),
-                                              cmocka_unit_test(test_no_progress_named)};
-            return cmocka_run_group_tests(some, set_up, tear_down);
-        }
         return cmocka_run_group_tests(named_tests, set_up, tear_down);
     }
     const struct CMUnitTest tests[] = {

@@ -321,7 +321,7 @@ static bool settle_meeting(wh_ucx_end *end, wh_ucx_meeting wanted) {
 static wherry_status fail_meeting(const wh_ucx_worker *worker, ucs_status_t why, wherry_error *error) {
     const wh_lane_site *site = worker->end->site;
     if (!settle_meeting(worker->end, WH_UCX_REFUSED)) {
-        return why == UCS_OK ? wh_site_timed_out(site, error) : fail_lost(worker, why, error);
+        return fail_lost(worker, why, error);
     }
     return why == UCS_OK
                ? wh_fail(error, WHERRY_REFUSED,
@@ -331,7 +331,10 @@ static wherry_status fail_meeting(const wh_ucx_worker *worker, ucs_status_t why,
                          (int)site->peer, worker->link->ucx->ucs_status_string(why));
 }
 
-/** Sends HELLO, which has this side's address for the answer, and waits for WELCOME. */
+/**
+ * Sends HELLO, which has this side's address for the answer, and waits for WELCOME. If another
+ * worker has got its answer, UCX reaches the receiver: then the site's limits end the wait.
+ */
 static wherry_status meet(wh_ucx_worker *worker, wherry_error *error) {
     wh_deadline limit = wh_deadline_in_ms(wh_ucx_meet_ms);
     bool looked = false; /* True if the extra time has begun; see is_given_up. */
@@ -348,11 +351,11 @@ static wherry_status meet(wh_ucx_worker *worker, wherry_error *error) {
             return status;
         }
         if (wh_deadline_passed(limit)) {
-            if (looked) {
+            if (looked && settle_meeting(worker->end, WH_UCX_REFUSED)) {
                 return fail_meeting(worker, UCS_OK, error);
             }
+            limit = looked ? wh_deadline_never() : wh_deadline_in_ms(WH_UCX_LAST_LOOK_MS);
             looked = true;
-            limit = wh_deadline_in_ms(WH_UCX_LAST_LOOK_MS);
         }
     }
     wh_ucx_note_progress(worker);
