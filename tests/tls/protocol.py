@@ -7,6 +7,7 @@ import base64
 import dataclasses
 import hmac
 import re
+import select
 import socket
 import struct
 import subprocess
@@ -211,6 +212,12 @@ class Tls(Clear):
 
     def read(self) -> bytes:
         return self.process.stdout.read1(1 << 16)
+
+    def skip(self) -> None:
+        """Skips frames until none has come for a while."""
+        while self.came or select.select([self.process.stdout], [], [], 0.3)[0]:
+            if not self.frame():
+                return
 
     def close(self) -> None:
         self.limit.cancel()
