@@ -224,11 +224,12 @@ static void part(wh_sockets *sockets, wh_connection *connection) {
 static bool take_idle(wh_sockets *sockets, wh_connection *connection) {
     if (connection->dialled) {
         int32_t rank = connection->rank;
+        wh_member *member = sockets->members + rank;
         part(sockets, connection);
         connection->doomed = true;
         /* A wait that began after this side asked must still learn of the rank's death. */
-        sockets->members[rank].wanted |=
-            wh_mailbox_needs(sockets->base.mailbox, rank) || wh_barrier_needs(sockets, rank);
+        bool needed = wh_mailbox_needs(sockets->base.mailbox, rank) || wh_barrier_needs(sockets, rank);
+        member->wanted |= needed && !member->connection;
         return true;
     }
     if (connection->parting || connection->declines) {
