@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "support/asleep.h"
 #include "support/build.h"
 #include "support/holdings.h"
 #include "support/process_job.h"
@@ -272,6 +273,18 @@ static void start_rank(job *all, int32_t rank) {
     job_start(all, rank, rank < CHAOS_SOURCES ? be_chaotic_source : be_chaotic_receiver, NULL, NULL);
 }
 
+/**
+ * The first rank listens at the meeting point, and has a connection to every rank. It must be a
+ * steady one: otherwise a steady rank would take the meeting point over later, and hold more.
+ */
+static void await_listener(const job *all) {
+    uint64_t limit = wh_clock_now() + JOB_MS * UINT64_C(1000000);
+    while (!atomic_load(all->pids + STEADY_SOURCE) && wh_clock_now() < limit) {
+        usleep(1000);
+    }
+    wh_await_asleep(atomic_load(all->pids + STEADY_SOURCE));
+}
+
 /** A rank that was started again must not find that the others have left. */
 static void await_joined(void) {
     uint64_t limit = wh_clock_now() + JOB_MS * UINT64_C(1000000);
@@ -397,6 +410,9 @@ static void run_chaos(const scene *at, const two_hosts *hosts) {
     }
     for (int32_t rank = 0; rank < CHAOS_RANKS; rank++) {
         start_rank(all, rank);
+        if (rank == STEADY_SOURCE) {
+            await_listener(all);
+        }
     }
     bool good = rage(all, hosts, &seed, receives / 10, warm_up) && survey_all(all) &&
                 rage(all, hosts, &seed, receives, seconds - warm_up) && survey_all(all);
