@@ -167,7 +167,8 @@ static void end(wh_reader *reader, wherry_status status, const wherry_error *err
     reader->lane.close_by = wh_deadline_in_ms(status == WHERRY_OK ? WH_READER_CLOSE_MS : WH_CALL_GRACE_MS);
     if (status != WHERRY_OK) {
         wh_backlog_clear(&reader->backlog);
-        reader->backlog.stop.ask = NULL; /* The receiver is told the reason, also after a cancel. */
+        /* The receiver is told the reason, also after a cancel, which the stop may have noticed. */
+        reader->backlog.stop = (wh_stop){.event = -1};
     }
     wh_session_stop(&reader->compare.session);
     if (!graceful) {
